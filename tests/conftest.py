@@ -8,3 +8,49 @@ import jax
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import exorl
+
+
+def simulate(folder: Path, *, episodes: int, length: int, seed: int = 0) -> Path:
+    """Cheetah episodes of sinusoidal gaits, good and bad, simulated for real."""
+    rng = np.random.default_rng(seed)
+    simulation = exorl.Simulation("cheetah_run", episodes)
+    steps = [simulation.reset(range(seed, seed + episodes))]
+    actions = [np.zeros((episodes, 6), np.float32)]
+    frequency = rng.uniform(0.05, 0.4, (episodes, 6))
+    phase = rng.uniform(0, 2 * np.pi, (episodes, 6))
+    for t in range(length):
+        actions.append(np.sin(frequency * t + phase).astype(np.float32))
+        steps.append(simulation.step(actions[-1]))
+    for i in range(episodes):
+        episode = exorl.Episode(
+            observation=np.stack([step.observation[i] for step in steps]),
+            action=np.stack([action[i] for action in actions]),
+            reward=np.stack([step.reward[i : i + 1] for step in steps]),
+            discount=np.ones((length + 1, 1), np.float32),
+            physics=np.stack([step.physics[i] for step in steps]),
+        )
+        exorl.episodes.write(folder, i, episode)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cheetah_episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty short cheetah episodes in ExoRL's format."""
+    folder = tmp_path_factory.mktemp("episodes") / "gaits"
+    return simulate(folder, episodes=20, length=83)
+
+
+@pytest.fixture(scope="session")
+def cheetah_store(
+    cheetah_episodes: Path, tmp_path_factory: pytest.TempPathFactory
+) -> exorl.EpisodeStore:
+    """The same, packed."""
+    out = tmp_path_factory.mktemp("stores") / "cheetah"
+    return exorl.pack([cheetah_episodes], out, domain="cheetah")

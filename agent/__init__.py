@@ -1,0 +1,1 @@
+"""Agentic Transformer and baselines: model, training, checkpoints, rollouts, statistics, reports."""

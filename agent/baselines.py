@@ -1,0 +1,27 @@
+"""Behaviour cloning; Decision Transformer is `agent.model` over `rsa` windows of one episode."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from agent.config import ModelConfig
+from agent.model import Dimensions
+from data.batches import Batch
+
+
+class BehaviourCloning(nnx.Module):
+    """A ReLU network from the observation of a step to its actions."""
+
+    def __init__(self, config: ModelConfig, dims: Dimensions, *, rngs: nnx.Rngs) -> None:
+        sizes = [dims.observation] + [config.width] * config.layers
+        self.hidden = nnx.List(
+            [nnx.Linear(a, b, rngs=rngs) for a, b in zip(sizes, sizes[1:], strict=False)]
+        )
+        self.head = nnx.Linear(sizes[-1], dims.action, rngs=rngs)
+
+    def __call__(self, batch: Batch) -> jax.Array:
+        """Predicted actions ``[B, S, c·A]`` in (−1, 1)."""
+        x = batch.observation
+        for layer in self.hidden:
+            x = nnx.relu(layer(x))
+        return jnp.tanh(self.head(x))

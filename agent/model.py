@@ -1,0 +1,248 @@
+"""The Agentic Transformer: one pure path from steps to actions for training, prefill, decoding.
+
+A pre-norm GPT over the tokens of `data.packing`. Positions have two levels: a learned embedding
+of the timestep within the trajectory, added to every token of a step, and a rotation of queries
+and keys by the trajectory's index in the chain. Decision Transformer (arXiv 2106.01345) is the
+same network over `rsa` tokens of a single trajectory.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+import ring
+from agent.config import ModelConfig
+from data.batches import Batch
+from data.packing import ACTING_SLOT, SLOTS
+
+_ROTARY_BASE = 1000.0
+"""Longest period about 6,000 trajectories, shortest about 6: indices up to 128+ stay distinct."""
+
+_IMPLEMENTATION = {
+    "plain": "dense",
+    "memory_efficient": "blockwise",
+    "bpt": "blockwise",
+    "ring": "ring",
+}
+"""Attention of each memory mode."""
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Sizes that the task and the chunk fix.
+
+    Attributes:
+        observation: O.
+        action: c·A, all actions of one step.
+        timesteps: most steps in a trajectory.
+    """
+
+    observation: int
+    action: int
+    timesteps: int
+
+
+class Tokens(NamedTuple):
+    """Embedded tokens with what attention and positions need of them.
+
+    Attributes:
+        values: ``[B, T, E]``.
+        trajectory: ``[B, T]`` int32.
+        order: ``[B, T]`` int32, tokens_per_step · step + slot; −1 is padding.
+    """
+
+    values: jax.Array
+    trajectory: jax.Array
+    order: jax.Array
+
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array, Any, jax.Array], tuple[jax.Array, Any, Any]]
+"""(query, key, value ``[B, T, H, D]``, carried state, layer) → (output, state, kept per layer)."""
+
+
+class Block(nnx.Module):
+    """One pre-norm transformer block; attention itself is handed in."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        width = config.width
+        self.heads = config.heads
+        # Blocking the feed-forward is what distinguishes bpt from memory-efficient attention.
+        self.block_size = config.block_size if config.memory in ("bpt", "ring") else None
+        self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
+        self.query_key_value = nnx.Linear(width, 3 * width, rngs=rngs)
+        self.project = nnx.Linear(width, width, rngs=rngs)
+        self.feedforward_norm = nnx.LayerNorm(width, rngs=rngs)
+        self.expand = nnx.Linear(width, 4 * width, rngs=rngs)
+        self.contract = nnx.Linear(4 * width, width, rngs=rngs)
+
+    def attention_inputs(
+        self, x: jax.Array, trajectory: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Query, key and value ``[B, T, H, D]`` of tokens ``[B, T, E]``, rotated."""
+        batch, length, width = x.shape
+        mixed = self.query_key_value(self.attention_norm(x))
+        shape = (batch, length, self.heads, width // self.heads)
+        query, key, value = (part.reshape(shape) for part in jnp.split(mixed, 3, axis=-1))
+        return rotate(query, trajectory), rotate(key, trajectory), value
+
+    def finish(self, x: jax.Array, attended: jax.Array) -> jax.Array:
+        """Residuals and feed-forward after attention; all ``[B, T, E]`` but attended's heads."""
+        x = x + self.project(attended.reshape(x.shape))
+        if self.block_size is None:
+            return x + self._feedforward(x)
+        return x + ring.blockwise_feedforward(self._feedforward, x, block_size=self.block_size)
+
+    def _feedforward(self, x: jax.Array) -> jax.Array:
+        return self.contract(nnx.relu(self.expand(self.feedforward_norm(x))))
+
+
+class AgenticTransformer(nnx.Module):
+    """Predicts the action of every step of a chain from all that came before it."""
+
+    def __init__(self, config: ModelConfig, dims: Dimensions, *, rngs: nnx.Rngs) -> None:
+        self.config = config
+        width = config.width
+        inputs = {"return_to_go": 1, "observation": dims.observation, "reward": 1}
+        if config.packing != "step" or config.previous_action:
+            inputs["action"] = dims.action
+        if config.packing == "rsa":
+            del inputs["reward"]
+        self.inputs = nnx.Dict(
+            {name: nnx.Linear(size, width, rngs=rngs) for name, size in inputs.items()}
+        )
+        small = nnx.initializers.normal(0.02)
+        slots = len(SLOTS[config.packing])
+        self.slots = nnx.Embed(slots, width, embedding_init=small, rngs=rngs)
+        self.timesteps = nnx.Embed(dims.timesteps, width, embedding_init=small, rngs=rngs)
+        self.input_norm = nnx.LayerNorm(width, rngs=rngs)
+        # One block whose parameters are stacked over layers: compile time does not grow with depth.
+        make = nnx.vmap(lambda keys: Block(config, rngs=keys), in_axes=0, out_axes=0)
+        self.blocks = make(rngs.split(config.layers))
+        self.output_norm = nnx.LayerNorm(width, rngs=rngs)
+        self.head = nnx.Linear(width, dims.action, rngs=rngs)
+
+    def __call__(self, batch: Batch) -> jax.Array:
+        """Predicted actions ``[B, S, c·A]`` in (−1, 1)."""
+        return self.forward(batch)[0]
+
+    def forward(self, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
+        """Actions and the keys and values that later tokens may attend to.
+
+        Returns:
+            Actions ``[B, S, c·A]``; keys and values ``[L, B, T, H, D]`` (computed only if used);
+            token order ``[B, T]``.
+        """
+        slots = len(SLOTS[self.config.packing])
+        on_mesh = PartitionSpec(("data", "fsdp"), "ring")
+        tokens = jax.lax.with_sharding_constraint(self.embed(batch, range(slots)), on_mesh)
+
+        def attend(query, key, value, state, layer):  # noqa: ANN001
+            out = ring.attention(
+                query,
+                key,
+                value,
+                implementation=_IMPLEMENTATION[self.config.memory],
+                order=tokens.order,
+                block_size=self.config.block_size,
+            )
+            return out, state, (key, value)
+
+        # Saving attention's output and log-sum-exp spares the backward pass a second ring.
+        policy = jax.checkpoint_policies.save_only_these_names("attention_out", "attention_lse")
+        x, _, kept = self.run_blocks(tokens, attend, None, remat=policy)
+        acting = x.reshape(x.shape[0], -1, slots, x.shape[-1])[:, :, self.acting_slot]
+        return self.act(acting), kept, tokens.order
+
+    @property
+    def acting_slot(self) -> int:
+        """The slot of a step whose output predicts the action."""
+        return ACTING_SLOT[self.config.packing]
+
+    def embed(self, batch: Batch, slots: Sequence[int]) -> Tokens:
+        """Tokens of the given slots of every step, in causal order.
+
+        Args:
+            batch: arrays over steps ``[B, S, …]``.
+            slots: ascending indices into `SLOTS` of the packing.
+
+        Returns:
+            Tokens with T = S · len(slots).
+        """
+        names = SLOTS[self.config.packing]
+        time = self.timesteps(batch.timestep)
+        parts = [self._slot(names[slot], batch) + self.slots.embedding[slot] for slot in slots]
+        values = self.input_norm(jnp.stack([part + time for part in parts], axis=2))
+        order = batch.order[..., None] * len(names) + jnp.array(list(slots), jnp.int32)
+        order = jnp.where(batch.order[..., None] < 0, -1, order)
+
+        def interleave(array: jax.Array) -> jax.Array:
+            rows, steps, count = array.shape[:3]
+            return array.reshape(rows, steps * count, *array.shape[3:])
+
+        trajectory = jnp.broadcast_to(batch.trajectory[..., None], order.shape)
+        return Tokens(interleave(values), interleave(trajectory), interleave(order))
+
+    def _slot(self, name: str, batch: Batch) -> jax.Array:
+        if name != "step":
+            return self.inputs[name](getattr(batch, name))
+        token = self.inputs["return_to_go"](batch.return_to_go)
+        token += self.inputs["observation"](batch.observation)
+        token += self.inputs["reward"](batch.previous_reward)
+        if self.config.previous_action:
+            token += self.inputs["action"](batch.previous_action)
+        return token
+
+    def run_blocks(
+        self, tokens: Tokens, attend: Attend, state: Any, *, remat: Any = None
+    ) -> tuple[jax.Array, Any, Any]:
+        """All blocks over the tokens by one scan.
+
+        Args:
+            tokens: embedded tokens.
+            attend: attention, given the carried state (a cache when decoding).
+            state: what ``attend`` carries from layer to layer.
+            remat: a checkpoint policy, when gradients are wanted.
+
+        Returns:
+            Tokens ``[B, T, E]`` after the last block, the state, what ``attend`` kept per layer.
+        """
+        structure, parameters = nnx.split(self.blocks)
+
+        def body(carry, layer):  # noqa: ANN001
+            x, state = carry
+            block = nnx.merge(structure, layer[0])
+            query, key, value = block.attention_inputs(x, tokens.trajectory)
+            attended, state, kept = attend(query, key, value, state, layer[1])
+            return (block.finish(x, attended), state), kept
+
+        if remat is not None:
+            body = jax.checkpoint(body, policy=remat)
+        layers = (parameters, jnp.arange(self.config.layers))
+        (x, state), kept = jax.lax.scan(body, (tokens.values, state), layers)
+        return x, state, kept
+
+    def act(self, x: jax.Array) -> jax.Array:
+        """Actions ``[B, S, c·A]`` from the acting tokens' outputs ``[B, S, E]``."""
+        return jnp.tanh(self.head(self.output_norm(x)))
+
+
+def rotate(x: jax.Array, trajectory: jax.Array) -> jax.Array:
+    """Rotary embedding of the trajectory index (RoPE, arXiv 2104.09864) on half the channels.
+
+    The other half stays as it is, so that a head can also attend regardless of the index.
+
+    Args:
+        x: ``[B, T, H, D]``, D a multiple of 4.
+        trajectory: ``[B, T]`` int32, 0…N−1.
+    """
+    pairs = x.shape[-1] // 4
+    frequency = _ROTARY_BASE ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
+    angle = trajectory[..., None, None].astype(jnp.float32) * frequency
+    cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
+    first, second, rest = jnp.split(x, [pairs, 2 * pairs], axis=-1)
+    return jnp.concatenate([first * cos - second * sin, first * sin + second * cos, rest], axis=-1)

@@ -1,0 +1,89 @@
+"""Named settings: shapes, optimizer and mesh; the store, tasks and run folder are the user's."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.config import (
+    DataConfig,
+    MeshConfig,
+    Method,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A description and the settings that differ from the defaults of `agent.config`."""
+
+    description: str
+    method: Method = "at"
+    data: dict[str, Any] = field(default_factory=dict)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+
+    def config(self, *, run: Path, store: Path, tasks: tuple[str, ...]) -> TrainConfig:
+        """The training run of this preset on some data."""
+        return TrainConfig(
+            run=run,
+            data=DataConfig(store=store, tasks=tasks, **self.data),
+            method=self.method,
+            model=self.model,
+            optimizer=self.optimizer,
+            mesh=self.mesh,
+        )
+
+
+_BASELINE_MODEL = ModelConfig(packing="rsa", layers=2, width=256, memory="plain")
+
+PRESETS: dict[str, Preset] = {
+    "tiny": Preset(
+        "one-headed and minute, for trying things out",
+        data={"batch_tokens": 1_000},
+        model=ModelConfig(chunk=8, layers=2, width=64, heads=1),
+        optimizer=OptimizerConfig(steps=20, learning_rate=1e-3, warmup=5),
+    ),
+    "demo": Preset(
+        "Agentic Transformer of `make demo`: a ring of 4 × data 2 on 8 simulated devices",
+        model=ModelConfig(chunk=8, layers=2, width=32, heads=2),
+        optimizer=OptimizerConfig(steps=2_000, learning_rate=4e-3),
+        mesh=MeshConfig(data=2, ring=4, simulated=True),
+    ),
+    "demo_dt": Preset(
+        "Decision Transformer of `make demo`: windows of 20 steps",
+        method="dt",
+        data={"batch_tokens": 64 * 20 * 3},
+        model=ModelConfig(packing="rsa", chunk=8, layers=2, width=32, heads=2, memory="plain"),
+        optimizer=OptimizerConfig(steps=2_000, learning_rate=4e-3),
+    ),
+    "demo_bc10": Preset(
+        "behaviour cloning of the best 10 % of `make demo`",
+        method="bc10",
+        data={"batch_tokens": 256},
+        model=_BASELINE_MODEL,
+        optimizer=OptimizerConfig(steps=10_000, learning_rate=1e-3),
+    ),
+    "at_step": Preset(
+        "recommended start on one GPU: 32 trajectories, one token a step",
+        data={"trajectories": 32, "batch_tokens": 128_000},
+        model=ModelConfig(layers=3, width=128, heads=1),
+        optimizer=OptimizerConfig(steps=10_000, learning_rate=1e-3, warmup=500),
+    ),
+    "at_small_128": Preset(
+        "128 trajectories, 512,000 tokens, for one GPU",
+        data={"trajectories": 128, "batch_tokens": 512_000},
+        model=ModelConfig(packing="rsar", layers=3, width=128, heads=1),
+        optimizer=OptimizerConfig(steps=10_000, learning_rate=1e-3, warmup=500),
+    ),
+    "at_ring_128": Preset(
+        "Ring Attention's comparison: 128 trajectories, 512,000 tokens, ring of 8",
+        data={"trajectories": 128, "batch_tokens": 512_000},
+        model=ModelConfig(packing="rsar", layers=24, width=1024, heads=16, block_size=2048),
+        optimizer=OptimizerConfig(steps=10_000, learning_rate=1e-4, warmup=1_000),
+        mesh=MeshConfig(ring=8),
+    ),
+}
+"""By name; `scripts.train --help` lists them."""

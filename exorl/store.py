@@ -1,0 +1,261 @@
+"""Packed episodes: one memory-mapped array per field, read without copying.
+
+A store is a folder:
+
+    observation.npy  action.npy  reward.npy  discount.npy  physics.npy
+                     all rows of all episodes, one after the other (see `exorl.episodes`)
+    offsets.npy      int64 [N+1]: episode i is rows offsets[i] to offsets[i+1]
+    index.json       domain, where each episode came from, and what identifies the content
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from exorl import episodes as files
+from exorl.episodes import DTYPES, FIELDS, Episode, EpisodeError, EpisodeFile
+from exorl.tasks import Task, domain_tasks
+
+SCHEMA = 1
+
+Progress = Callable[[Sequence[EpisodeFile]], Iterable[EpisodeFile]]
+
+
+class StoreError(ValueError):
+    """A store that can't be read or written; the message names the folder and the fault."""
+
+
+class EpisodeStore:
+    """Episodes packed by `pack`. `store[i]` is an `Episode` of views into mapped, read-only files.
+
+    Attributes:
+        path: The store's folder.
+        index: What `index.json` holds: `schema`, `domain`, `fingerprint`, `versions` of the
+            libraries, `sources` (collector name to folder), `skipped` files with the reason, and
+            `episodes`, for each its `collector`, `episode` number there, `file` and `digest`.
+        offsets: int64 [N+1], the rows where episodes begin and, last, how many rows there are.
+    """
+
+    def __init__(self, path: str | Path):
+        """Opens a store; `StoreError` if it is incomplete or of another schema."""
+        self.path = Path(path)
+        try:
+            self.index: dict[str, Any] = json.loads((self.path / "index.json").read_text())
+        except FileNotFoundError:
+            raise StoreError(f"{path}: no store here (no index.json); pack one first") from None
+        except json.JSONDecodeError as error:
+            raise StoreError(f"{self.path / 'index.json'}: damaged ({error})") from error
+        if self.index.get("schema") != SCHEMA:
+            found = self.index.get("schema")
+            raise StoreError(f"{path}: schema {found}, expected {SCHEMA}; pack it again")
+        self.offsets: np.ndarray = np.array(self._open("offsets"))
+        self._fields = {name: self._open(name) for name in FIELDS}
+        rows = int(self.offsets[-1])
+        if len(self) != len(self.index["episodes"]):
+            raise StoreError(f"{path}: offsets.npy and index.json disagree on how many episodes")
+        for name, array in self._fields.items():
+            if len(array) != rows:
+                raise StoreError(f"{path}: {name}.npy has {len(array)} rows, expected {rows}")
+
+    @property
+    def domain(self) -> str:
+        """The domain that all episodes are from."""
+        return self.index["domain"]
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the content: equal for equal episodes in equal order, wherever they lie."""
+        return self.index["fingerprint"]
+
+    def field(self, name: str) -> np.memmap:
+        """All rows of one field, `[rows, D]`, mapped read-only."""
+        return self._fields[name]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> Episode:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"{self.path}: episode {i} of {len(self)}")
+        i %= len(self)
+        rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+        return Episode(**{name: np.asarray(self._fields[name])[rows] for name in FIELDS})
+
+    def _open(self, name: str) -> np.memmap:
+        try:
+            return np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise StoreError(f"{self.path / name}.npy: {error}; pack the store again") from error
+
+
+def pack(
+    sources: Mapping[str, str | Path] | Sequence[str | Path],
+    out: str | Path,
+    *,
+    domain: str,
+    episodes: int | None = None,
+    skip_bad: bool = False,
+    progress: Progress = iter,
+) -> EpisodeStore:
+    """Packs folders of ExoRL episodes into one store, which appears at `out` whole or not at all.
+
+    Args:
+        sources: Folders by collector name; a bare list is named by the folders themselves (the
+            parent of a `buffer`).
+        out: Where the store shall be. One that is there already is kept if it is the same.
+        domain: Whose sizes the episodes must have.
+        episodes: Only the first so many of each source, by number.
+        skip_bad: Leaves out episodes that can't be used and lists them in the index.
+        progress: Wraps the list of files while it is worked off; `tqdm.tqdm` fits.
+
+    Raises:
+        EpisodeError: An episode can't be used, unless `skip_bad`.
+        StoreError: Nothing to pack, or something else is at `out`.
+        TaskError: There is no such domain.
+    """
+    out, task = Path(out), domain_tasks(domain)[0]
+    folders = _named(sources)
+    plan = [(name, file) for name, folder in folders.items() for file in _choose(folder, episodes)]
+    if not plan:
+        raise StoreError("no sources to pack: name at least one folder of episodes")
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        listed, skipped = _write_fields(plan, partial, task, skip_bad, progress)
+        index = {
+            "schema": SCHEMA,
+            "domain": domain,
+            "fingerprint": _digest(domain, *(entry["digest"] for entry in listed)),
+            "versions": {
+                name: importlib.metadata.version(name) for name in ("numpy", "dm-control", "mujoco")
+            },
+            "sources": {name: str(folder) for name, folder in folders.items()},
+            "skipped": skipped,
+            "episodes": listed,
+        }
+        (partial / "index.json").write_text(json.dumps(index, indent=1))
+        if not out.exists():
+            os.replace(partial, out)
+        elif not _same(out, index):
+            raise StoreError(f"{out}: something else is there already; remove it or pack elsewhere")
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return EpisodeStore(out)
+
+
+def _named(sources: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
+    if isinstance(sources, Mapping):
+        return {name: Path(folder) for name, folder in sources.items()}
+    folders = {}
+    for folder in map(Path, sources):
+        name = folder.resolve().parent.name if folder.name == "buffer" else folder.resolve().name
+        if name in folders:
+            raise StoreError(f"two sources are called {name!r}: give them as a mapping from names")
+        folders[name] = folder
+    return folders
+
+
+def _choose(folder: Path, count: int | None) -> list[EpisodeFile]:
+    found = files.find(folder)
+    if not found:
+        raise StoreError(f"{folder}: no episodes (episode_000000_1000.npz and so on) in it")
+    if count is not None and not 1 <= count <= len(found):
+        raise StoreError(f"{folder}: {count} episodes wanted, but there are {len(found)}")
+    return found[:count]
+
+
+def _write_fields(
+    plan: Sequence[tuple[str, EpisodeFile]],
+    folder: Path,
+    task: Task,
+    skip_bad: bool,
+    progress: Progress,
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Streams the planned episodes into one array a field; returns what was packed and not."""
+    widths = (task.observation_dim, task.action_dim, 1, 1, task.physics_dim)
+    listed: list[dict[str, Any]] = []
+    skipped: list[dict[str, str]] = []
+    offsets = [0]
+    with contextlib.ExitStack() as stack:
+        columns = {
+            name: stack.enter_context(_Column(folder / f"{name}.npy", DTYPES[name], width))
+            for name, width in zip(FIELDS, widths, strict=True)
+        }
+        collectors = [name for name, _ in plan]
+        for collector, file in zip(collectors, progress([file for _, file in plan]), strict=True):
+            try:
+                episode = files.read(file.path, task)
+            except EpisodeError as error:
+                if not skip_bad:
+                    raise
+                skipped.append({"file": str(file.path), "reason": str(error)})
+                continue
+            rows = {name: getattr(episode, name).tobytes() for name in FIELDS}
+            for name, column in columns.items():
+                column.append(rows[name], len(episode) + 1)
+            offsets.append(offsets[-1] + len(episode) + 1)
+            listed.append(
+                {
+                    "collector": collector,
+                    "episode": file.index,
+                    "file": file.path.name,
+                    "digest": _digest(*rows.values()),
+                }
+            )
+    if not listed:
+        raise StoreError(
+            f"nothing to pack: all {len(skipped)} episodes are bad, such as {skipped[0]['reason']}"
+        )
+    np.save(folder / "offsets.npy", np.array(offsets, np.int64))
+    return listed, skipped
+
+
+def _digest(*parts: str | bytes) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.hexdigest()
+
+
+def _same(out: Path, index: dict[str, Any]) -> bool:
+    try:
+        there = EpisodeStore(out).index
+    except (StoreError, NotADirectoryError):
+        return False
+    return all(there[key] == index[key] for key in ("fingerprint", "episodes"))
+
+
+class _Column:
+    """An .npy file that grows by rows; its header is written last, when their number is known."""
+
+    def __init__(self, path: Path, dtype: np.dtype, width: int):
+        self._dtype, self._width, self._rows = dtype, width, 0
+        self._file: BinaryIO = open(path, "wb")
+
+    def __enter__(self) -> "_Column":
+        self._write_header()
+        return self
+
+    def append(self, rows: bytes, count: int) -> None:
+        self._file.write(rows)
+        self._rows += count
+
+    def __exit__(self, *_: object) -> None:
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def _write_header(self) -> None:
+        # NumPy pads headers so that the row count can grow in place.
+        descr = np.lib.format.dtype_to_descr(self._dtype)
+        shape = (self._rows, self._width)
+        header = {"descr": descr, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self._file, header)

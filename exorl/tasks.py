@@ -1,0 +1,88 @@
+"""The tasks of ExoRL: their names, sizes and the returns that scores are measured against."""
+
+import difflib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+class TaskError(ValueError):
+    """A task or domain that does not exist."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of one domain, every episode a fixed number of steps long.
+
+    Attributes:
+        name: Domain and goal, `cheetah_run`.
+        domain: The body and its physics, shared by the tasks of a dataset, `cheetah`.
+        observation_dim: O, length of the flat float32 observation, in dm_control's order.
+        action_dim: A, length of the action, each entry in [-1, 1].
+        physics_dim: P, length of the float64 simulator state (qpos, qvel, act).
+        reference_return: Raw return that counts as 100: the expert of URLB
+            (url_benchmark, issue 1) where there is one, else the largest possible.
+        random_return: Raw return that counts as 0: mean over 100 uniformly random episodes,
+            measured by `scripts/measure_random.py` (95 % within 5 for cartpole, 3 elsewhere).
+        episode_length: T, steps until the time limit, the only way an episode ends.
+    """
+
+    name: str
+    domain: str
+    observation_dim: int
+    action_dim: int
+    physics_dim: int
+    reference_return: float
+    random_return: float
+    episode_length: int = 1000
+
+    @property
+    def goal(self) -> str:
+        """The name within the domain, `run` of `cheetah_run`."""
+        return self.name.removeprefix(f"{self.domain}_")
+
+
+_TASKS = (
+    #    name                   domain     O   A  P   reference random
+    Task("cartpole_swingup", "cartpole", 5, 1, 4, 1000, 30.2),
+    Task("cheetah_run", "cheetah", 17, 6, 18, 1000, 4.0),
+    Task("cheetah_run_backward", "cheetah", 17, 6, 18, 1000, 19.6),
+    Task("walker_stand", "walker", 24, 6, 18, 984, 130.8),
+    Task("walker_walk", "walker", 24, 6, 18, 971, 32.2),
+    Task("walker_run", "walker", 24, 6, 18, 796, 23.1),
+)
+
+TASKS: dict[str, Task] = {task.name: task for task in _TASKS}
+
+HIDDEN_GROUPS: dict[str, tuple[str, ...]] = {
+    "cheetah_run_or_run_backward": ("cheetah_run", "cheetah_run_backward"),
+}
+"""Tasks of one domain that conflict: which of them is meant must be read from the context."""
+
+
+def task(name: str) -> Task:
+    """The task called `name`; `TaskError` lists the known names and the closest of them."""
+    if name not in TASKS:
+        raise TaskError(_unknown("task", name, TASKS))
+    return TASKS[name]
+
+
+def domain_tasks(domain: str) -> tuple[Task, ...]:
+    """All tasks of a domain, at least one; `TaskError` if there is no such domain."""
+    found = tuple(task for task in TASKS.values() if task.domain == domain)
+    if not found:
+        raise TaskError(_unknown("domain", domain, {task.domain: None for task in TASKS.values()}))
+    return found
+
+
+def normalized(name: str, episode_return: ArrayLike) -> np.ndarray:
+    """Scores of raw returns, any shape: 0 is a random policy, 100 the reference."""
+    bounds = task(name)
+    span = bounds.reference_return - bounds.random_return
+    return 100 * (np.asarray(episode_return, np.float64) - bounds.random_return) / span
+
+
+def _unknown(kind: str, name: str, known: dict) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+    return f"unknown {kind} {name!r}: did you mean {close!r}? Known: {', '.join(known)}"

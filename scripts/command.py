@@ -1,0 +1,41 @@
+"""What all command lines share: log lines and errors for people, on standard error."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+PACKAGES = ("ring", "exorl", "data", "agent", "scripts", "__main__")
+
+
+def run(main: Callable[[], object]) -> None:
+    """Runs a command, turning the user's mistakes into one line and exit status 2.
+
+    Such are errors of a type of ours, a `ValueError` raised in our code, and files that are
+    missing or in the way. Anything else is a fault of the program and shows its traceback, as
+    everything does with EXORING_DEBUG=1.
+    """
+    logging.basicConfig(format="exoring: %(message)s", stream=sys.stderr)
+    for package in PACKAGES:
+        logging.getLogger(package).setLevel(logging.INFO)
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if os.environ.get("EXORING_DEBUG") == "1" or not _is_users(error):
+            raise
+        print(f"exoring: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _is_users(error: Exception) -> bool:
+    if isinstance(error, FileNotFoundError | FileExistsError):
+        return True
+    origin = type(error).__module__
+    if isinstance(error, ValueError) and origin == "builtins":
+        traceback = error.__traceback__
+        while traceback and traceback.tb_next:
+            traceback = traceback.tb_next
+        origin = traceback.tb_frame.f_globals["__name__"] if traceback else origin
+    return origin.split(".")[0] in PACKAGES

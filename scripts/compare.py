@@ -1,0 +1,229 @@
+"""The whole comparison: collect, pack, train every method, roll out, report. What `make demo` runs.
+
+Example:
+    python -m scripts.compare demo --seeds 3
+
+Collects cheetah episodes in dm_control, trains BC-10 %, DT and an Agentic Transformer with ring
+attention on one task, and another Agentic Transformer that is not told which of two conflicting
+tasks it is to do. Everything is resumable: run the same command again.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from exorl import HIDDEN_GROUPS, EpisodeStore, home, relabel, task
+from scripts import command
+
+TASK = "cheetah_run"
+HIDDEN = HIDDEN_GROUPS["cheetah_run_or_run_backward"]
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Sizes of a comparison.
+
+    Attributes:
+        run: folder of the comparison: report.md, results.csv, plots, one folder a trained agent.
+        data: folder of the collected episodes and packed stores.
+        seeds: training seeds 0, 1, …; the data are the same for all.
+        supervised_steps: environment steps of each collector that learns a task.
+        structured_steps: environment steps of structured random policies.
+        updates: most training steps of any agent.
+        rollouts: chains for each agent, task and context.
+        jobs: processes at a time.
+        plots: draw plots (needs matplotlib).
+    """
+
+    run: Path
+    data: Path
+    seeds: int = 1
+    supervised_steps: int = 120_000
+    structured_steps: int = 400_000
+    updates: int = 10_000
+    rollouts: int = 20
+    jobs: int = len(os.sched_getaffinity(0))
+    plots: bool = True
+
+
+SIZES = {
+    "demo": (
+        "about 8 minutes on 2 cores",
+        Compare(run=Path("runs/demo"), data=home() / "demo"),
+    ),
+    "smoke": (
+        "the same way at a size that learns nothing, in about a minute",
+        Compare(
+            run=Path("runs/smoke"),
+            data=home() / "smoke",
+            supervised_steps=10_000,
+            structured_steps=20_000,
+            updates=20,
+            rollouts=2,
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Command lines that run one after the other, beside other jobs."""
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+
+
+def main(args: Compare) -> None:
+    """Run all stages, write the report and print its tables."""
+    start = time.perf_counter()
+    for stage in (_collect(args), _pack(args), _train_and_evaluate(args)):
+        _run(stage, args)
+    _report(args, time.perf_counter() - start)
+
+
+def _collect(args: Compare) -> list[Job]:
+    def job(name: str, task: str, method: str, steps: int) -> Job:
+        return Job(
+            f"collect {name}",
+            (
+                _module("collect", "--task", task, "--method", method, "--steps", steps)
+                + ("--out", str(args.data / "episodes" / name)),
+            ),
+        )
+
+    supervised = [job(name, name, "supervised", args.supervised_steps) for name in HIDDEN]
+    return [*supervised, job("structured", TASK, "structured", args.structured_steps)]
+
+
+def _pack(args: Compare) -> list[Job]:
+    def job(name: str, sources: Sequence[str]) -> Job:
+        folders = [str(args.data / "episodes" / source) for source in sources]
+        out = str(args.data / "stores" / name)
+        pack = _module("pack", "--domain", task(TASK).domain, "--out", out, "--sources", *folders)
+        return Job(f"pack {name}", (pack,))
+
+    return [job("single", [TASK, "structured"]), job("hidden", HIDDEN)]
+
+
+def _train_and_evaluate(args: Compare) -> list[Job]:
+    jobs = []
+    for seed in range(args.seeds):
+        for name, (preset, store, tasks) in AGENTS.items():
+            run = args.run / f"seed{seed}" / name
+            train = _module("train", preset, "--run", run, "--seed", seed)
+            train += ("--data.store", str(args.data / "stores" / store), "--data.tasks", *tasks)
+            from agent.presets import PRESETS
+
+            steps = min(args.updates, PRESETS[preset].optimizer.steps)
+            train += ("--optimizer.steps", str(steps))
+            evaluate = _module("evaluate", "--checkpoint", run, "--rollouts", args.rollouts)
+            jobs.append(Job(f"{name}, seed {seed}", (train, evaluate)))
+    return jobs
+
+
+AGENTS = {
+    "hidden": ("demo", "hidden", HIDDEN),
+    "at": ("demo", "single", (TASK,)),
+    "dt": ("demo_dt", "single", (TASK,)),
+    "bc10": ("demo_bc10", "single", (TASK,)),
+}
+"""Folder of an agent → preset, store, tasks; the longest first, so that processes end together."""
+
+
+def _module(name: str, *arguments: object) -> tuple[str, ...]:
+    return (sys.executable, "-m", f"scripts.{name}", *(str(each) for each in arguments))
+
+
+def _run(jobs: Sequence[Job], args: Compare) -> None:
+    logs = args.run / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for _ in pool.map(lambda job: _run_job(job, logs), jobs):
+            pass
+
+
+def _run_job(job: Job, logs: Path) -> None:
+    print(f"{job.name}: started", flush=True)
+    start = time.perf_counter()
+    path = logs / f"{job.name.replace(', ', '-').replace(' ', '-')}.log"
+    with path.open("w") as output:
+        for line in job.commands:
+            output.write(f"$ {' '.join(line)}\n")
+            output.flush()
+            if subprocess.run(line, stdout=output, stderr=subprocess.STDOUT).returncode:
+                tail = "\n".join(path.read_text().splitlines()[-15:])
+                raise RuntimeError(f"{job.name} failed; the end of {path}:\n{tail}")
+    print(f"{job.name}: {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def _report(args: Compare, seconds: float) -> None:
+    from agent import report
+    from agent.evaluation import read_csv, write_csv
+    from data import Pool
+
+    results = {
+        name: [
+            result
+            for seed in range(args.seeds)
+            for result in read_csv(args.run / f"seed{seed}" / name / "evaluation.csv")
+        ]
+        for name in AGENTS
+    }
+    hidden = results.pop("hidden")
+    single = [result for each in results.values() for result in each]
+    pool = Pool.load(EpisodeStore(args.data / "stores" / "single"), (TASK,))
+    returns = relabel.returns(pool.store, TASK)[pool.training]
+    text = REPORT.format(
+        task=TASK,
+        hidden=" or ".join(HIDDEN),
+        comparison=report.comparison_table(single, TASK, returns, task(TASK).random_return),
+        hidden_table=report.hidden_table(hidden),
+        rollouts=args.rollouts,
+        seeds=args.seeds,
+        versions=report.versions(),
+        seconds=seconds,
+        cores=args.jobs,
+    )
+    (args.run / "report.md").write_text(text)
+    write_csv(args.run / "results.csv", single + [h._replace(method="at_hidden") for h in hidden])
+    if args.plots:
+        report.plot_returns(args.run / "returns.png", single, TASK)
+        report.plot_in_context(args.run / "in_context.png", hidden)
+        report.plot_hidden(args.run / "hidden.png", hidden)
+    print(f"\n{text}\nreport, CSV and plots: {args.run}")
+
+
+REPORT = """\
+# Comparison
+
+{seeds} training seed(s), {rollouts} chains for each agent, task and context; initial states are the
+same for all. Intervals are 95 % percentile bootstrap over chains of the pooled seeds; with fewer
+than five seeds they say nothing about other seeds, whose means are shown instead.
+{versions}. {seconds:.0f} s with {cores} processes.
+
+## Table 1: {task}, raw returns
+
+One fully observed task: the state tells all, so the context is not needed. Best-of-n and max take
+the largest of the same number of episodes.
+
+{comparison}
+
+## Table 2: hidden task ({hidden}, untold), per cent of each task's best-quantile return
+
+The agent is not told which task is rewarded; only the context can tell it.
+
+{hidden_table}
+"""
+
+
+if __name__ == "__main__":
+    command.run(
+        lambda: main(tyro.extras.overridable_config_cli(SIZES, description=__doc__)),
+    )

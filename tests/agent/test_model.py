@@ -1,0 +1,171 @@
+"""The network: token order, strict causality, equal numbers under every memory mode and mesh."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import ring
+from agent.config import ModelConfig
+from agent.model import AgenticTransformer, Dimensions, rotate
+from agent.objective import action_error
+from data.batches import Batch, pad_steps, place
+
+DIMS = Dimensions(observation=5, action=4, timesteps=10)
+PACKINGS = ("step", "rsar", "rsa")
+
+
+def random_batch(rows: int = 2, trajectories: int = 3, length: int = 4, seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    steps = trajectories * length
+
+    def normal(width):
+        return rng.normal(size=(rows, steps, width)).astype(np.float32)
+
+    action, reward = np.tanh(normal(4)), normal(1)
+    shift = lambda x: np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], axis=1)  # noqa: E731
+    tile = lambda x: np.tile(np.asarray(x, np.int32), (rows, 1))  # noqa: E731
+    return Batch(
+        return_to_go=normal(1),
+        observation=normal(5),
+        action=action,
+        reward=reward,
+        previous_action=shift(action),
+        previous_reward=shift(reward),
+        timestep=tile(np.arange(steps) % length),
+        trajectory=tile(np.arange(steps) // length),
+        order=tile(np.arange(steps)),
+        loss_mask=tile(np.arange(steps) >= steps - length).astype(np.float32),
+    )
+
+
+def network(packing: str = "step", **changes) -> AgenticTransformer:
+    config = ModelConfig(packing=packing, layers=2, width=16, heads=2, block_size=8)
+    config = dataclasses.replace(config, **{"memory": "plain", **changes})
+    return AgenticTransformer(config, DIMS, rngs=nnx.Rngs(params=0))
+
+
+def run(model: AgenticTransformer, batch: Batch, **mesh: int) -> np.ndarray:
+    devices = ring.make_mesh(**mesh)
+    structure, parameters = nnx.split(model)
+    call = jax.jit(lambda parameters, batch: nnx.merge(structure, parameters)(batch))
+    with jax.set_mesh(devices):
+        return np.asarray(call(parameters, place(batch, devices)))[:, : batch.order.shape[1]]
+
+
+@pytest.mark.parametrize(
+    ("packing", "slots"),
+    [
+        ("step", [("return_to_go", "observation", "previous_reward")]),
+        ("rsar", ["return_to_go", "observation", "action", "reward"]),
+        ("rsa", ["return_to_go", "observation", "action"]),
+    ],
+)
+def test_golden_token_order(packing, slots):
+    """Each token depends on its own inputs of its own step, and nothing else."""
+    model, batch = network(packing), random_batch()
+    tokens = model.embed(batch, range(len(slots)))
+    count = len(slots)
+    assert tokens.order[0].tolist() == list(range(12 * count))
+    assert tokens.trajectory[0].tolist() == np.repeat(batch.trajectory[0], count).tolist()
+    for slot, names in enumerate(slots):
+        for name in ("return_to_go", "observation", "action", "reward", "previous_reward"):
+            value = getattr(batch, name).copy()
+            value[:, 5] += 1
+            changed = model.embed(batch._replace(**{name: value}), range(count)).values
+            different = np.flatnonzero(np.any(changed[0] != tokens.values[0], axis=-1))
+            own = 5 * count + slot
+            assert (own in different) == (name in names), (packing, slot, name)
+            assert set(different) <= set(range(5 * count, 6 * count))
+
+
+@pytest.mark.parametrize("memory", ["plain", "ring"])
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_strict_causality(packing, memory):
+    """Changing a_t and r_t leaves predictions up to t bit-identical, and changes later ones."""
+    model, batch = network(packing, memory=memory), random_batch()
+    mesh = {"ring": 4} if memory == "ring" else {}
+    before = run(model, batch, **mesh)
+    for t in (0, 3, 4, 10):
+        changes = {}
+        for name in ("action", "reward"):
+            value = getattr(batch, name).copy()
+            value[:, t] += 1
+            changes[name] = value
+            later = getattr(batch, f"previous_{name}").copy()
+            later[:, t + 1] += 1
+            changes[f"previous_{name}"] = later
+        after = run(model, batch._replace(**changes), **mesh)
+        np.testing.assert_array_equal(after[:, : t + 1], before[:, : t + 1])
+        assert np.all(np.any(after[:, t + 1 :] != before[:, t + 1 :], axis=-1))
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("changed", ["observation", "return_to_go"])
+def test_later_steps_never_reach_back(packing, changed):
+    model, batch = network(packing), random_batch()
+    value = getattr(batch, changed).copy()
+    value[:, 6:] += 1
+    after = run(model, batch._replace(**{changed: value}))
+    np.testing.assert_array_equal(after[:, :6], run(model, batch)[:, :6])
+
+
+@pytest.mark.parametrize("packing", ["step", "rsar"])
+@pytest.mark.parametrize(
+    ("memory", "mesh"),
+    [
+        ("memory_efficient", {"data": 2}),
+        ("bpt", {}),
+        ("ring", {"ring": 8}),
+        ("ring", {"data": 2, "ring": 4}),
+        ("ring", {"ring": 2, "tensor": 2, "fsdp": 2}),
+    ],
+)
+def test_memory_modes_compute_the_same(packing, memory, mesh):
+    """Loss and gradients of every mode and mesh equal plain attention's."""
+    batch = random_batch()
+
+    def loss_and_gradient(model, mesh):
+        structure, parameters = nnx.split(model)
+        loss = lambda p, b: action_error(nnx.merge(structure, p)(b), b)  # noqa: E731
+        devices = ring.make_mesh(**mesh)
+        with jax.set_mesh(devices):
+            return jax.jit(jax.value_and_grad(loss))(parameters, place(batch, devices))
+
+    expected = loss_and_gradient(network(packing), {})
+    found = loss_and_gradient(network(packing, memory=memory), mesh)
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, jax.device_get(found), jax.device_get(expected))
+
+
+def test_padding_changes_nothing():
+    model, batch = network("rsar"), random_batch()
+    padded = pad_steps(batch, 7)
+    poisoned = padded._replace(observation=np.where(padded.order[..., None] < 0, 1e6, padded.observation))
+    np.testing.assert_allclose(run(model, poisoned)[:, :12], run(model, batch), atol=1e-6)
+    loss = action_error(jnp.zeros((2, 14, 4)), padded)
+    np.testing.assert_allclose(loss, np.square(batch.action[:, 8:]).mean(), rtol=1e-6)
+
+
+def test_an_empty_mask_is_no_loss_not_nan():
+    batch = random_batch()._replace(loss_mask=np.zeros((2, 12), np.float32))
+    assert action_error(jnp.ones((2, 12, 4)), batch) == 0
+
+
+def test_rotation_keeps_lengths_and_sees_only_differences_of_index():
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(2, 1, 1, 1, 16)).astype(np.float32)
+
+    def score(i, j):
+        at = lambda n: jnp.full((1, 1), n, jnp.int32)  # noqa: E731
+        return float((rotate(query, at(i)) * rotate(key, at(j))).sum())
+
+    assert score(0, 3) == pytest.approx(score(5, 8), rel=1e-5)
+    assert score(0, 3) != pytest.approx(score(0, 4), rel=1e-3)
+    rotated = rotate(query, jnp.full((1, 1), 77, jnp.int32))
+    assert float(jnp.linalg.norm(rotated)) == pytest.approx(np.linalg.norm(query), rel=1e-5)
+    np.testing.assert_array_equal(rotated[..., 8:], query[..., 8:])

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.batches import pad_steps, stack
+from data.hindsight import Trajectory, chain
+from data.packing import pack, steps_in
+
+
+def numbered(index: int, length: int, scale: float = 1.0) -> Trajectory:
+    """Every entry tells its trajectory and time: 100 · index + t."""
+    t = 100 * index + np.arange(length, dtype=np.float32)
+    return Trajectory(t[:, None] + 0.25, np.stack([t, -t], axis=1), (1 + index) * np.ones_like(t))
+
+
+def test_a_chain_of_two_laid_out_by_hand():
+    batch = pack(chain([numbered(1, 3), numbered(0, 3)], scale=2.0))
+    # Ascending: trajectory 0 (return 3), then 1 (return 6); both aim at 6; scale 2.
+    assert batch.return_to_go[:, 0].tolist() == [3.0, 2.5, 2.0, 3.0, 2.0, 1.0]
+    assert batch.observation[:, 0].tolist() == [0.25, 1.25, 2.25, 100.25, 101.25, 102.25]
+    assert batch.action[:, 0].tolist() == [0, 1, 2, 100, 101, 102]
+    assert batch.reward[:, 0].tolist() == [0.5, 0.5, 0.5, 1.0, 1.0, 1.0]
+    # The first step of the second trajectory knows how the first one ended.
+    assert batch.previous_action[:, 0].tolist() == [0, 0, 1, 2, 100, 101]
+    assert batch.previous_reward[:, 0].tolist() == [0, 0.5, 0.5, 0.5, 1.0, 1.0]
+    assert batch.timestep.tolist() == [0, 1, 2, 0, 1, 2]
+    assert batch.trajectory.tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch.order.tolist() == [0, 1, 2, 3, 4, 5]
+    assert batch.loss_mask.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_chunk_holds_the_start_all_actions_and_summed_rewards():
+    batch = pack(chain([numbered(0, 5)]), chunk=2)
+    assert batch.observation[:, 0].tolist() == [0.25, 2.25, 4.25]
+    assert batch.return_to_go[:, 0].tolist() == [5, 3, 1]
+    assert batch.action.tolist() == [[0, 0, 1, -1], [2, -2, 3, -3], [4, -4, 0, 0]]
+    assert batch.reward[:, 0].tolist() == [2, 2, 1]
+    assert batch.loss_mask.tolist() == [1, 1, 0]  # the last chunk is partial
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(1, 7))
+def test_nothing_is_lost_or_invented(lengths, chunk):
+    trajectories = [numbered(index, length) for index, length in enumerate(lengths)]
+    made = chain(trajectories)
+    batch = pack(made, chunk=chunk)
+    assert len(batch.order) == sum(steps_in(length, chunk) for length in lengths)
+    for index, each in enumerate(made.trajectories):
+        own = batch.trajectory == index
+        actions = batch.action[own].reshape(-1, 2)
+        np.testing.assert_array_equal(actions[: len(each)], each.action)
+        assert not actions[len(each) :].any()
+        np.testing.assert_allclose(batch.reward[own].sum(), each.episode_return, rtol=1e-6)
+        first = batch.return_to_go[own][0, 0]
+        np.testing.assert_allclose(first, made.target, rtol=1e-6)
+
+
+def test_padding_is_marked_and_carries_no_loss():
+    batch = pad_steps(stack([pack(chain([numbered(0, 5)]))]), 4)
+    assert batch.order[0].tolist() == [0, 1, 2, 3, 4, -1, -1, -1]
+    assert batch.loss_mask[0].tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
+    assert batch.observation.shape == (1, 8, 1)
+
+
+@pytest.mark.parametrize(("length", "chunk", "steps"), [(1000, 8, 125), (10, 4, 3), (1, 8, 1)])
+def test_steps_in(length, chunk, steps):
+    assert steps_in(length, chunk) == steps

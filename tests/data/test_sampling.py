@@ -1,0 +1,183 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import ring
+from data.batches import Batch, place
+from data.normalize import Normalizer
+from data.packing import steps_in
+from data.pool import Pool
+from data.sampling import ChainSampler, WindowSampler, trajectory_counts
+
+RUN, BACK = "cheetah_run", "cheetah_run_backward"
+
+
+@pytest.fixture(scope="module")
+def single(cheetah_store) -> Pool:
+    return Pool.load(cheetah_store, (RUN,))
+
+
+@pytest.fixture(scope="module")
+def hidden(cheetah_store) -> Pool:
+    return Pool.load(cheetah_store, (RUN, BACK))
+
+
+def sampler(pool: Pool, **changes) -> ChainSampler:
+    base = ChainSampler(
+        pool=pool,
+        normalizer=pool.normalizer(),
+        packing="step",
+        chunk=8,
+        trajectories=4,
+        fixed=False,
+        top=0.2,
+        batch_tokens=200,
+        shards=2,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def assert_equal(a: Batch, b: Batch) -> None:
+    for name, left, right in zip(Batch._fields, a, b, strict=True):
+        np.testing.assert_array_equal(left, right, err_msg=name)
+
+
+def test_a_batch_is_a_function_of_seed_and_step(hidden):
+    first, again = sampler(hidden), sampler(hidden)
+    first.batch(0, 1)  # whatever was drawn before must not matter
+    assert_equal(first.batch(3, 7), again.batch(3, 7))
+    changed = [first.batch(3, 8), first.batch(4, 7)]
+    assert all(
+        batch.order.shape != again.batch(3, 7).order.shape
+        or not np.array_equal(batch.observation, again.batch(3, 7).observation)
+        for batch in changed
+    )
+
+
+def test_every_n_is_drawn_and_tokens_stay_about_constant(single):
+    made = sampler(single, batch_tokens=300)
+    counts = [made.count(0, step) for step in range(200)]
+    assert set(counts) == {1, 2, 3, 4}
+    for count in set(counts):
+        tokens = made.chains(count) * count * steps_in(83, 8)
+        assert made.chains(count) % 2 == 0
+        assert 100 < tokens <= 300
+
+
+def test_counts_above_eight_are_powers_of_two():
+    assert trajectory_counts(4) == [1, 2, 3, 4]
+    assert trajectory_counts(128) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128]
+    assert trajectory_counts(40) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 40]
+
+
+def test_the_last_trajectory_is_among_the_best(single):
+    made = sampler(single, top=0.1)
+    threshold = single.returns[RUN][single.best(RUN, 0.1)].min()
+    for row in range(50):
+        assert made.chain(0, 0, row, 3).trajectories[-1].episode_return >= threshold - 1e-3
+
+
+def test_training_never_sees_held_out_episodes(single):
+    def starts(episodes):
+        return {single.trajectory(episode, RUN).observation[0].tobytes() for episode in episodes}
+
+    made = sampler(single, top=1.0)
+    chains = [made.chain(0, 0, row, 4) for row in range(100)]
+    seen = {each.observation[0].tobytes() for made in chains for each in made.trajectories}
+    assert seen == starts(single.training)
+    assert not seen & starts(single.held_out)
+
+
+def test_hidden_chains_hide_the_task_in_their_scale(hidden):
+    made = sampler(hidden)
+    batch = made.batch(0, 0)
+    starts = batch.return_to_go[batch.timestep == 0]
+    np.testing.assert_allclose(starts, 1.0, rtol=1e-6)
+    returns = {RUN: set(hidden.returns[RUN].tolist()), BACK: set(hidden.returns[BACK].tolist())}
+    drawn = [made.chain(0, 0, row, 2).target for row in range(40)]
+    for task in (RUN, BACK):
+        assert any(min(abs(value - r) for r in returns[task]) < 1e-3 for value in drawn)
+
+
+def test_a_single_task_has_one_scale(single):
+    made = sampler(single)
+    chains = [made.chain(0, 0, row, 2) for row in range(20)]
+    assert {each.scale for each in chains} == {single.best_return(RUN)}
+    assert len({each.target for each in chains}) > 1
+
+
+def test_trajectories_follow_exorls_off_by_one(single):
+    trajectory, stored = single.trajectory(3, RUN), single.store[3]
+    assert len(trajectory) == len(stored.observation) - 1
+    np.testing.assert_array_equal(trajectory.observation[0], stored.observation[0])
+    np.testing.assert_array_equal(trajectory.action[0], stored.action[1])
+    np.testing.assert_allclose(trajectory.reward, stored.reward[1:, 0], atol=3e-7)
+    assert trajectory.episode_return == pytest.approx(single.returns[RUN][3], rel=1e-6)
+
+
+def test_windows_agree_with_packed_chains(single):
+    from data.hindsight import chain
+    from data.packing import pack
+
+    made = WindowSampler(single, single.normalizer(), chunk=8, window=4, top=1.0, windows=16)
+    batch = made.batch(0, 5)
+    packed = {
+        episode: pack(
+            chain([single.trajectory(episode, RUN)], scale=single.best_return(RUN)), chunk=8
+        )
+        for episode in single.training
+    }
+    for row in range(16):
+        time = batch.timestep[row]
+        found = [
+            episode
+            for episode, each in packed.items()
+            if np.array_equal(each.action[time], batch.action[row])
+        ]
+        assert len(found) == 1
+        each = packed[found[0]]
+        np.testing.assert_allclose(batch.return_to_go[row], each.return_to_go[time], atol=1e-6)
+        np.testing.assert_allclose(batch.reward[row], each.reward[time], atol=1e-6)
+        normal = single.normalizer()(each.observation[time])
+        np.testing.assert_array_equal(batch.observation[row], normal)
+
+
+def test_refusals_name_what_is_wrong(single, hidden, cheetah_store):
+    with pytest.raises(ValueError, match="one task"):
+        WindowSampler(hidden, hidden.normalizer(), chunk=1, window=1, top=1.0, windows=1)
+    with pytest.raises(ValueError, match=r"does not fit an episode of 83"):
+        WindowSampler(single, single.normalizer(), chunk=8, window=11, top=1.0, windows=1)
+    with pytest.raises(ValueError, match="chain of 17 trajectories needs as many"):
+        sampler(single).chain(0, 0, 0, 17)
+    with pytest.raises(ValueError, match="holdout"):
+        Pool.load(cheetah_store, (RUN,), holdout=0.9)
+    unscored = dataclasses.replace(
+        hidden, rewards={task: np.zeros_like(r) for task, r in hidden.rewards.items()}
+    )
+    with pytest.raises(ValueError, match="scored nothing"):
+        sampler(unscored).chain(0, 0, 0, 2)
+
+
+def test_the_normalizer_survives_json_and_constant_dimensions():
+    values = np.random.default_rng(0).normal(3, 2, (1000, 3)).astype(np.float32)
+    values[:, 1] = 5
+    normalizer = Normalizer.fit(values)
+    normal = normalizer(values)
+    np.testing.assert_allclose(normal.mean(axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(normal.std(axis=0), [1, 0, 1], atol=1e-4)
+    again = Normalizer.from_json(normalizer.to_json())
+    np.testing.assert_array_equal(again(values), normal)
+
+
+def test_a_batch_lies_on_the_mesh_as_steps(hidden):
+    mesh = ring.make_mesh(data=2, ring=4)
+    placed = place(sampler(hidden, fixed=True).batch(0, 0), mesh)
+    length = placed.order.shape[1]
+    assert length % 4 == 0
+    shard = placed.observation.addressable_shards[0].data
+    assert shard.shape == (placed.order.shape[0] // 2, length // 4, 17)
+    assert len({device for device in placed.order.sharding.device_set}) == 8
+    with pytest.raises(ValueError, match="3 chains do not divide"):
+        place(jax.tree.map(lambda array: array[:3], sampler(hidden).batch(0, 0)), mesh)

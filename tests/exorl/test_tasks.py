@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from exorl import suite, tasks
+from exorl.rewards import DOMAINS
+from exorl.tasks import HIDDEN_GROUPS, TASKS, TaskError
+
+NAMES = tuple(TASKS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_are_those_of_dm_control(name):
+    task, environment = TASKS[name], suite.load(name, seed=0)
+    observation = environment.reset().observation
+    assert sum(np.size(part) for part in observation.values()) == task.observation_dim
+    assert environment.action_spec().shape == (task.action_dim,)
+    assert environment.physics.get_state().shape == (task.physics_dim,)
+    assert environment._step_limit == task.episode_length
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_have_a_domain_and_a_goal(name):
+    task = tasks.task(name)
+    assert name == f"{task.domain}_{task.goal}"
+    assert task.domain in DOMAINS
+    assert task in tasks.domain_tasks(task.domain)
+    assert 0 <= task.random_return < task.reference_return <= task.episode_length
+
+
+def test_tasks_of_a_domain_share_their_sizes():
+    for domain in DOMAINS:
+        sizes = {
+            (t.observation_dim, t.action_dim, t.physics_dim) for t in tasks.domain_tasks(domain)
+        }
+        assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("typo", ["cheetah_rnu", "cheetah-run", "run"])
+def test_unknown_task_names_the_closest_and_all(typo):
+    with pytest.raises(TaskError, match=r"did you mean '.*_run'") as error:
+        tasks.task(typo)
+    assert all(name in str(error.value) for name in TASKS)
+
+
+def test_unknown_domain_is_refused():
+    with pytest.raises(TaskError, match="unknown domain 'cheeta': did you mean 'cheetah'"):
+        tasks.domain_tasks("cheeta")
+
+
+def test_hidden_groups_hold_tasks_of_one_domain():
+    for group in HIDDEN_GROUPS.values():
+        assert len(group) > 1
+        assert len({tasks.task(name).domain for name in group}) == 1
+
+
+def test_normalized_puts_random_at_0_and_the_reference_at_100():
+    task = tasks.task("walker_walk")
+    scores = tasks.normalized("walker_walk", [[task.random_return], [task.reference_return]])
+    np.testing.assert_allclose(scores, [[0], [100]], atol=1e-12)

@@ -1,0 +1,287 @@
+"""Every implementation against the float64 oracle: values, gradients, edge cases."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ring
+
+
+def draw(seed, batch, q_length, k_length, heads, key_heads, width, std=1.0):
+    rng = np.random.default_rng(seed)
+
+    def normal(length, heads):
+        return rng.normal(size=(batch, length, heads, width)).astype(np.float32)
+
+    q, dout = std * normal(q_length, heads), normal(q_length, heads)
+    return q, normal(k_length, key_heads), normal(k_length, key_heads), dout
+
+
+def value_and_gradients(q, k, v, dout, **options):
+    """out, dq, dk, dv, jitted."""
+
+    @jax.jit
+    def both(q, k, v, dout):
+        out, vjp = jax.vjp(functools.partial(ring.attention, **options), q, k, v)
+        return out, *vjp(dout)
+
+    return both(q, k, v, dout)
+
+
+def check(actual, expected, atol=1e-5):
+    for name, x, y in zip(("out", "dq", "dk", "dv"), actual, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=atol, err_msg=name)
+
+
+def shuffled(length, seed=0):
+    return np.random.default_rng(seed).permutation(length).astype(np.int32)
+
+
+def padded(length, batch):
+    """Row b ends with 3 b paddings; the first row has one in the middle."""
+    order = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
+    for b in range(batch):
+        order[b, length - 3 * b :] = -1
+    order[0, length // 2] = -1
+    return order
+
+
+def packed(length, batch, size=13):
+    """Runs of `size` tokens a segment, starting elsewhere in every batch row."""
+    return (np.arange(length) + 5 * np.arange(batch)[:, None]).astype(np.int32) // size
+
+
+# mesh, shape (B, Tq, Tk, H, Hkv, D), options
+CASES = {
+    "one device": ({}, (2, 40, 40, 2, 2, 8), {}),
+    "ring 2, shuffled": ({"ring": 2}, (1, 33, 33, 2, 1, 4), {"order": shuffled(33)}),
+    "ring 4, full, unequal": ({"ring": 4}, (1, 21, 50, 2, 2, 8), {"causal": False}),
+    "ring 8, packed": ({"ring": 8}, (2, 70, 70, 2, 1, 8), {"segments": packed(70, 2)}),
+    "data 2, ring 4, padded": (
+        {"data": 2, "ring": 4},
+        (4, 61, 61, 2, 2, 8),
+        {"order": padded(61, 4), "segments": packed(61, 1)[0]},
+    ),
+    "fsdp 2, ring 2, tensor 2, grouped": (
+        {"fsdp": 2, "ring": 2, "tensor": 2},
+        (2, 64, 64, 8, 4, 4),
+        {},
+    ),
+    "ring 4, shuffled, two orders": (
+        {"ring": 4},
+        (1, 19, 37, 3, 1, 8),
+        {"order": (shuffled(37)[:19], shuffled(37, 1))},
+    ),
+}
+BLOCKWISE = {"one device", "data 2, ring 4, padded", "ring 8, packed"}
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "ring"])
+@pytest.mark.parametrize("case", CASES)
+def test_matches_the_oracle(case, implementation, oracle):
+    if implementation != "ring" and case not in BLOCKWISE:
+        pytest.skip("covered by the other cases: without a ring the mesh matters little")
+    mesh, shape, options = CASES[case]
+    operands = draw(0, *shape)
+    actual = value_and_gradients(
+        *operands,
+        implementation=implementation,
+        mesh=ring.make_mesh(**mesh),
+        block_size=8,
+        **options,
+    )
+    out, _, *gradients = oracle(*operands, **options)
+    check(actual, (out, *gradients))
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "ring"])
+def test_large_logits(implementation, oracle):
+    operands = draw(1, 1, 48, 48, 2, 2, 8, std=10.0)
+    mesh = ring.make_mesh(ring=2)
+    actual = value_and_gradients(
+        *operands, implementation=implementation, mesh=mesh, block_size=8, scale=8**-0.5
+    )
+    out, _, *gradients = oracle(*operands)
+    check(actual, (out, *gradients), atol=3e-5)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "ring"])
+def test_rows_that_see_nothing_are_zero_and_pass_no_gradient(implementation, oracle):
+    operands = draw(2, 2, 24, 24, 2, 2, 4)
+    order = np.stack([np.full(24, -1), np.arange(24)]).astype(np.int32)
+    order[1, 5] = -1
+    options = {"implementation": implementation, "order": order, "block_size": 8}
+    mesh = ring.make_mesh(ring=2)
+    out, *gradients = value_and_gradients(*operands, mesh=mesh, **options)
+    expected, _, *expected_gradients = oracle(*operands, order=order)
+    check((out, *gradients), (expected, *expected_gradients))
+    for x in (out, *gradients):
+        np.testing.assert_array_equal(x[0], 0)
+        np.testing.assert_array_equal(x[1, 5], 0)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "ring"])
+def test_lse_and_its_gradient(implementation, oracle):
+    q, k, v, dout = draw(3, 1, 30, 30, 2, 1, 4)
+    dlse = np.random.default_rng(4).normal(size=(1, 2, 30)).astype(np.float32)
+    order = np.arange(30, dtype=np.int32)
+    order[-1] = -1
+    attend = functools.partial(
+        ring.attention,
+        implementation=implementation,
+        order=order,
+        mesh=ring.make_mesh(ring=2),
+        block_size=8,
+        return_lse=True,
+    )
+
+    @jax.jit
+    def both(q, k, v):
+        (out, lse), vjp = jax.vjp(attend, q, k, v)
+        return out, lse, *vjp((dout, dlse))
+
+    out, lse, *gradients = both(q, k, v)
+    expected, expected_lse, *expected_gradients = oracle(q, k, v, dout, dlse, order=order)
+    check((out, *gradients), (expected, *expected_gradients))
+    assert lse.dtype == jnp.float32
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-5, atol=1e-5)
+    assert np.isneginf(lse[..., -1]).all()
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "ring"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_value_is_bitwise_the_same_under_differentiation(implementation, causal):
+    q, k, v, dout = draw(5, 2, 40, 40, 2, 1, 8)
+    options = {
+        "implementation": implementation,
+        "causal": causal,
+        "mesh": ring.make_mesh(ring=2),
+        "block_size": 8,
+    }
+    plain = jax.jit(functools.partial(ring.attention, **options))(q, k, v)
+    np.testing.assert_array_equal(plain, value_and_gradients(q, k, v, dout, **options)[0])
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "ring"])
+def test_bfloat16_in_bfloat16_out(implementation, oracle):
+    operands = [jnp.asarray(x, jnp.bfloat16) for x in draw(6, 1, 64, 64, 2, 1, 8)]
+    actual = value_and_gradients(
+        *operands, implementation=implementation, mesh=ring.make_mesh(ring=4), block_size=8
+    )
+    out, _, *gradients = oracle(*operands)
+    for x, y in zip(actual, (out, *gradients), strict=True):
+        assert x.dtype == jnp.bfloat16
+        # A unit of bfloat16 in the last place is 1/128 of the value.
+        np.testing.assert_allclose(x.astype(jnp.float32), y, rtol=0.02, atol=0.03)
+
+
+def test_vmap_over_an_extra_axis(oracle):
+    operands = [
+        np.stack(pair) for pair in zip(draw(7, 1, 24, 24, 2, 1, 4), draw(8, 1, 24, 24, 2, 1, 4))
+    ]
+    options = {"implementation": "ring", "mesh": ring.make_mesh(ring=2), "block_size": 8}
+
+    def both(q, k, v, dout):
+        out, vjp = jax.vjp(functools.partial(ring.attention, **options), q, k, v)
+        return out, *vjp(dout)
+
+    actual = jax.jit(jax.vmap(both))(*operands)
+    for n in range(2):
+        out, _, *gradients = oracle(*(x[n] for x in operands))
+        check([x[n] for x in actual], (out, *gradients))
+
+
+def attention_cases(meshes):
+    return st.fixed_dictionaries(
+        {
+            "mesh": st.sampled_from(meshes),
+            "batch": st.integers(1, 2),
+            "q_length": st.integers(1, 40),
+            "k_length": st.integers(1, 40),
+            "heads": st.sampled_from([(1, 1), (2, 1), (4, 2)]),
+            "block_size": st.integers(1, 20),
+            "causal": st.booleans(),
+            "segment_size": st.sampled_from([None, 1, 7, 100]),
+            "padding": st.sampled_from([0.0, 0.3]),
+            "seed": st.integers(0, 2**16),
+        }
+    )
+
+
+def agrees_with_the_oracle(oracle, implementation, case):
+    rng = np.random.default_rng(case["seed"])
+    lengths = case["q_length"], case["k_length"]
+    batch = case["batch"] * case["mesh"].get("data", 1)
+    operands = draw(case["seed"], batch, *lengths, *case["heads"], 4)
+    total = max(lengths)
+    order = np.stack([rng.permutation(total) for _ in range(batch)]).astype(np.int32)
+    order[rng.random(order.shape) < case["padding"]] = -1
+    options = {"causal": case["causal"], "order": tuple(order[:, :n] for n in lengths)}
+    if case["segment_size"] is not None:
+        segment = order // case["segment_size"]
+        options["segments"] = tuple(segment[:, :n] for n in lengths)
+    actual = value_and_gradients(
+        *operands,
+        implementation=implementation,
+        mesh=ring.make_mesh(**case["mesh"]),
+        block_size=case["block_size"],
+        **options,
+    )
+    out, _, *gradients = oracle(*operands, **options)
+    check(actual, (out, *gradients))
+
+
+@given(case=attention_cases([{}]))
+@settings(max_examples=4, deadline=None, derandomize=True)
+def test_any_shape_blockwise(oracle, case):
+    agrees_with_the_oracle(oracle, "blockwise", case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["dense", "ring"])
+@given(
+    case=attention_cases(
+        [{"ring": 2}, {"ring": 3}, {"data": 2, "ring": 4}, {"ring": 8}, {"fsdp": 2, "ring": 2}]
+    )
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_any_shape_on_any_mesh(oracle, implementation, case):
+    agrees_with_the_oracle(oracle, implementation, case)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"implementation": "flash"}, "not one of dense, blockwise, ring"),
+        ({"block_size": 0}, "block_size 0 must be positive"),
+        ({"order": np.arange(9)}, r"order of the query has shape \(9,\), expected \(8,\)"),
+        ({"order": np.arange(8.0)}, "expected int32"),
+        ({"segments": np.zeros((3, 8), int)}, "segments of the query has shape"),
+        ({"mesh": {"data": 4}}, "batch 2 does not divide over mesh axis data·fsdp of size 4; 4"),
+        ({"mesh": {"tensor": 4}}, "query heads 2 does not divide over mesh axis tensor of size 4"),
+        ({"mesh": {"tensor": 2}}, "key heads 1 does not divide over mesh axis tensor of size 2"),
+    ],
+)
+def test_refuses_with_a_way_out(change, message):
+    q, k, v, _ = draw(0, 2, 8, 8, 2, 1, 4)
+    if "mesh" in change:
+        change = {"mesh": ring.make_mesh(**change["mesh"])}
+    with pytest.raises(ValueError, match=message):
+        ring.attention(q, k, v, **change)
+
+
+def test_refuses_operands_that_do_not_belong_together():
+    q, k, v, _ = draw(0, 2, 8, 8, 4, 3, 4)
+    with pytest.raises(ValueError, match="4 query heads do not share 3 key heads"):
+        ring.attention(q, k, v)
+    with pytest.raises(ValueError, match="share one float dtype"):
+        ring.attention(q, k[:, :, :1], v[:, :, :1].astype(np.float16))
+    with pytest.raises(ValueError, match="batch and head dimension"):
+        ring.attention(q, k[:1, :, :1], v[:1, :, :1])
+    with pytest.raises(ValueError, match="no default order"):
+        ring.attention(q, k[:, :7, :1], v[:, :7, :1])
