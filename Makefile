@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 SEEDS ?= 1
+SIZE ?= demo
 
 .PHONY: demo test test-all lint bench
 
@@ -15,7 +16,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	@touch $@
 
 demo: $(VENV)/.installed
-	$(PY) -m scripts.compare demo --seeds $(SEEDS)
+	$(PY) -m scripts.compare $(SIZE) --seeds $(SEEDS)
 
 test: $(VENV)/.installed
 	$(PY) -m pytest -m "not slow" -n 2

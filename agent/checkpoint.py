@@ -5,7 +5,9 @@ There is no random-number or iterator state to save: batches and keys are functi
 """
 
 import importlib.metadata
+import json
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from agent.config import TrainConfig
 from agent.sharding import state_sharding
 from data.normalize import Normalizer
 
+CONFIG = "config.json"
 SCHEMA = 1
 """Raised whenever older checkpoints can no longer be read."""
 
@@ -170,12 +173,21 @@ def latest(run: Path) -> int | None:
 
 
 def read_config(run: Path) -> TrainConfig:
-    """The config of a run's newest checkpoint, without starting JAX.
+    """The config of a run, without starting JAX: its mesh may want simulated devices first.
 
     Raises:
-        FileNotFoundError: the run has no checkpoint.
+        FileNotFoundError: the run was never trained to a checkpoint.
     """
-    return TrainConfig.from_json(_read_meta(run)[1]["config"])
+    _newest(run)
+    return TrainConfig.from_json(json.loads((run / CONFIG).read_text()))
+
+
+def write_config(config: TrainConfig) -> None:
+    """Keep a run's config beside its checkpoints."""
+    config.run.mkdir(parents=True, exist_ok=True)
+    unfinished = config.run / f".{CONFIG}"
+    unfinished.write_text(json.dumps(config.to_json(), indent=2) + "\n")
+    os.replace(unfinished, config.run / CONFIG)
 
 
 def load(run: Path, config: TrainConfig, mesh: Mesh) -> Agent:
@@ -190,9 +202,10 @@ def load(run: Path, config: TrainConfig, mesh: Mesh) -> Agent:
         FileNotFoundError: the run has no checkpoint.
         ValueError: the checkpoint is of another schema.
     """
-    step, meta = _read_meta(run)
+    step = _newest(run)
     structure, target = networks.abstract_parameters(config, mesh)
     with ocp.CheckpointManager(folder(run)) as manager:
+        meta = _meta(manager, step, run)
         items = manager.restore(
             step, args=ocp.args.Composite(parameters=ocp.args.StandardRestore(target))
         )
@@ -207,14 +220,13 @@ def load(run: Path, config: TrainConfig, mesh: Mesh) -> Agent:
     )
 
 
-def _read_meta(run: Path) -> tuple[int, dict[str, Any]]:
+def _newest(run: Path) -> int:
     step = latest(run)
     if step is None:
         raise FileNotFoundError(
             f"no complete checkpoint in {folder(run)}; train it first: python -m scripts.train"
         )
-    with ocp.CheckpointManager(folder(run)) as manager:
-        return step, _meta(manager, step, run)
+    return step
 
 
 def _meta(manager: ocp.CheckpointManager, step: int, run: Path) -> dict[str, Any]:

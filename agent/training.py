@@ -1,9 +1,7 @@
 """The training loop: derived quantities first, then one sharded step after another."""
 
-import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +55,7 @@ def train(config: TrainConfig) -> Path:
     try:
         with jax.set_mesh(mesh), MetricsWriter(config.run) as metrics:
             state = checkpoints.restore(config, mesh) or checkpoint.initial_state(config, mesh)
-            _write_config(config)
+            checkpoint.write_config(config)
             for line in describe(config, state, pool, sampler, mesh):
                 log.info(line)
             _loop(config, state, sampler, mesh, metrics, checkpoints, extra)
@@ -114,15 +112,12 @@ def describe(
             f"{config.tokens_per_step} tokens = {longest:,} tokens a chain, "
             f"{-(-longest // config.mesh.ring):,} a device"
         )
-        flops = ring.cost.training_flops(
-            batch=sampler.chains(config.data.trajectories),
-            length=longest,
-            layers=config.model.layers,
-            width=config.model.width,
-        )
+        chains = sampler.chains(config.data.trajectories)
+        shape = config.model
+        flops = chains * ring.cost.training_flops(shape.layers, shape.width, longest)
         yield (
-            f"memory      {config.model.memory}; at most {sampler.chains(config.data.trajectories)} "
-            f"chains of that length a batch, {flops / 1e9:.2f} GFLOP a step "
+            f"memory      {shape.memory}; {chains} chains of that length a batch, "
+            f"{flops / 1e9:.2f} GFLOP a step "
             f"(causal attention counted half, recomputation not counted)"
         )
     else:
@@ -190,10 +185,3 @@ def _line(step: int, last: int, record: dict[str, float]) -> str:
         f"gradient {record['gradient_norm']:.3f}  lr {record['learning_rate']:.2e}  "
         f"{record['tokens_per_second']:,.0f} tokens/s"
     )
-
-
-def _write_config(config: TrainConfig) -> None:
-    path = config.run / "config.json"
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(config.to_json(), indent=2) + "\n")
-    os.replace(unfinished, path)

@@ -27,7 +27,7 @@ STATE = "learner.state"
 SAMPLING = 1  # sets the randomness of sampled batches apart from that of episodes
 
 
-def collect(config: CollectConfig) -> int:
+def collect(config: CollectConfig, line: int = 0) -> int:
     """Makes the missing episodes and returns how many they were.
 
     Raises:
@@ -42,7 +42,14 @@ def collect(config: CollectConfig) -> int:
 
     updates = round(config.learner.updates_per_step * size * task.episode_length)
     simulation = Simulation(config.task, size)
-    with tqdm(total=rounds * size, initial=first * size, unit="episode", disable=None) as bar:
+    with tqdm(
+        desc=f"{config.task} supervised",
+        total=rounds * size,
+        initial=first * size,
+        unit="episode",
+        position=line,
+        disable=None,  # without a terminal
+    ) as bar:
         for number in range(first, rounds):
             if number >= config.learner.uniform_rounds:
                 rng = np.random.default_rng((config.seed, number, SAMPLING))

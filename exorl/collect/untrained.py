@@ -21,16 +21,17 @@ from exorl.tasks import task as find_task
 BATCH = 50  # episodes side by side at most: beyond, stepping them gets no faster
 
 
-def collect(config: CollectConfig) -> int:
+def collect(config: CollectConfig, line: int = 0) -> int:
     """Makes the missing episodes and returns how many they were."""
     length = find_task(config.task).episode_length
     indices = folder.missing(config.folder, math.ceil(config.steps / length))
     if not indices:
         return 0
-    processes = config.processes or min(_cores(), math.ceil(len(indices) / BATCH))
+    processes = config.processes or min(len(cores()), math.ceil(len(indices) / BATCH))
     parts = max(processes, math.ceil(len(indices) / BATCH))
     batches = [part.tolist() for part in np.array_split(indices, min(parts, len(indices)))]
-    with tqdm(total=len(indices), unit="episode", disable=None) as bar:
+    name, total = f"{config.task} {config.method}", len(indices)
+    with tqdm(desc=name, total=total, unit="episode", position=line, disable=None) as bar:
         for made in _run(config, batches, processes):
             bar.update(made)
     return len(indices)
@@ -79,8 +80,8 @@ def _simulation(task: str, size: int) -> tuple[Simulation, float]:
     return Simulation(task, size), suite.load(task, seed=0).control_timestep()
 
 
-def _cores() -> int:
-    """The cores this process may use."""
+def cores() -> list[int]:
+    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

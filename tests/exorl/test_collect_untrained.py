@@ -83,6 +83,11 @@ def test_episodes_of_unknown_origin_are_refused(tmp_path):
         collected(tmp_path, episodes=2)
 
 
+def test_a_core_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="core is 100000, expected one of"):
+        collect(CollectConfig(TASK, "random", tmp_path, 1000, core=100_000))
+
+
 def test_settings_nobody_can_mean_are_refused(tmp_path):
     with pytest.raises(ValueError, match="steps is 0"):
         CollectConfig(TASK, "random", tmp_path, steps=0)

@@ -1,0 +1,157 @@
+"""What XLA is asked to do: which collectives, which blocks, how often."""
+
+import collections
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ring
+from ring.blockwise import block_pairs, split_tokens
+from ring.tokens import Tokens
+
+COLLECTIVE = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+SAVE = jax.checkpoint_policies.save_only_these_names("attention_out", "attention_lse")
+
+
+def collectives(fn, *operands):
+    """How many collectives of each kind the compiled function contains."""
+    text = jax.jit(fn).lower(*operands).compile().as_text()
+    return collections.Counter(re.findall(COLLECTIVE, text))
+
+
+def executed(jaxpr, name, times=1):
+    """How often a primitive runs: its equations, times the lengths of the scans around them."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        total += times * (eqn.primitive.name == name)
+        inside = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
+        total += sum(executed(sub, name, inside) for sub in jax.core.jaxprs_in_params(eqn.params))
+    return total
+
+
+def operands(mesh, batch=2, length=32, heads=2, width=4):
+    sharding = NamedSharding(mesh, P(("data", "fsdp"), "ring", "tensor"))
+    keys = jax.random.split(jax.random.key(0), 3)
+    return [
+        jax.device_put(jax.random.normal(key, (batch, length, heads, width)), sharding)
+        for key in keys
+    ]
+
+
+def loss(q, k, v, **options):
+    return (ring.attention(q, k, v, **options) ** 2).sum()
+
+
+def test_a_ring_sends_keys_on_once_a_hop_and_gathers_nothing():
+    mesh = ring.make_mesh(data=2, ring=4)
+    q, k, v = operands(mesh)
+    attend = functools.partial(ring.attention, implementation="ring", mesh=mesh, block_size=8)
+    assert collectives(attend, q, k, v) == {"collective-permute": 1}  # in a loop of 3
+    assert executed(jax.make_jaxpr(attend)(q, k, v).jaxpr, "ppermute") == 3
+
+    def gradients(q, k, v, dout):
+        return jax.vjp(attend, q, k, v)[1](dout)
+
+    assert set(collectives(gradients, q, k, v, q)) == {"collective-permute"}
+    # Forward 3, backward 3 with the gradients aboard, and 2 that bring the gradients home.
+    assert executed(jax.make_jaxpr(gradients)(q, k, v, q).jaxpr, "ppermute") == 3 + 3 + 2
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise", "ring"])
+def test_without_a_ring_nothing_is_sent(implementation):
+    mesh = ring.make_mesh(data=2, fsdp=2, tensor=2)
+    q, k, v = operands(mesh, batch=4)
+
+    def gradients(q, k, v, dout):
+        attend = functools.partial(ring.attention, implementation=implementation, mesh=mesh)
+        return jax.vjp(attend, q, k, v)[1](dout)
+
+    assert not collectives(gradients, q, k, v, q)
+
+
+def test_the_policy_of_named_results_saves_the_second_forward_ring():
+    mesh = ring.make_mesh(ring=4)
+    q, k, v = operands(mesh)
+    layer = functools.partial(loss, implementation="ring", mesh=mesh, block_size=8)
+
+    def permutes(fn):
+        return collectives(jax.grad(fn, argnums=(0, 1, 2)), q, k, v)["collective-permute"]
+
+    plain = permutes(layer)
+    assert permutes(jax.checkpoint(layer, policy=SAVE)) == plain
+    assert permutes(jax.checkpoint(layer)) > plain
+
+
+def test_composes_with_scanned_rematerialised_layers_on_the_context_mesh():
+    keys = jax.random.split(jax.random.key(1), 2)
+    weights = jax.random.normal(keys[0], (3, 4, 8, 8)) / 3  # three layers of q, k, v, out
+    x = jax.random.normal(keys[1], (2, 30, 8))
+
+    def model(weights, x, implementation):
+        @functools.partial(jax.checkpoint, policy=SAVE)
+        def layer(x, w):
+            q, k, v = ((x @ w[n]).reshape(2, 30, 2, 4) for n in range(3))
+            attended = ring.attention(q, k, v, implementation=implementation, block_size=4)
+            return x + attended.reshape(x.shape) @ w[3], None
+
+        return (jax.lax.scan(layer, x, weights)[0] ** 2).mean()
+
+    expected = jax.value_and_grad(model)(weights, x, "dense")
+    with jax.set_mesh(ring.make_mesh(data=2, ring=2, tensor=2)):
+        train = jax.jit(jax.value_and_grad(model), static_argnums=2)
+        actual = train(weights, x, "ring")
+        traced = jax.make_jaxpr(jax.grad(model), static_argnums=2)(weights, x, "ring")
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected
+    )
+    # A ring of 2, a layer: 1 hop forward; 1 backward, 2 to bring gradients home; no forward again.
+    assert executed(traced.jaxpr, "ppermute") == 3 * (1 + 1 + 2)
+
+
+def pairs_of(order, segment=None, block=4):
+    as_tokens = Tokens(jnp.asarray(order)[None], None if segment is None else segment[None])
+    blocked = split_tokens(as_tokens, -(-len(order) // block))
+    return block_pairs(blocked, blocked)
+
+
+def test_causal_attention_visits_the_lower_triangle_and_masks_its_diagonal():
+    pairs = pairs_of(np.arange(40))
+    np.testing.assert_array_equal(pairs.count, np.arange(1, 11))
+    np.testing.assert_array_equal(pairs.full, np.tri(10, k=-1, dtype=bool))
+
+
+def test_segments_are_visited_alone():
+    segment = np.repeat(np.arange(5, dtype=np.int32), 8)
+    pairs = pairs_of(np.arange(40), segment)
+    np.testing.assert_array_equal(pairs.count, np.tile([1, 2], 5))
+
+
+def test_padding_is_not_visited():
+    order = np.where(np.arange(40) < 24, np.arange(40), -1)
+    np.testing.assert_array_equal(pairs_of(order).count, [1, 2, 3, 4, 5, 6, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_blocks_that_no_query_sees_are_never_touched(size, oracle):
+    """Keys of the future are NaN: one product with them would spoil everything."""
+    mesh = ring.make_mesh(ring=size)
+    q, k, v = (np.array(x) for x in operands(mesh, length=64))
+    q_order, k_order = np.arange(32, dtype=np.int32), np.arange(64, dtype=np.int32)
+    q, poisoned = q[:, :32], np.arange(64) >= 32
+    k[:, poisoned] = v[:, poisoned] = np.nan
+    attend = functools.partial(
+        ring.attention, implementation="ring", order=(q_order, k_order), mesh=mesh, block_size=8
+    )
+    out, vjp = jax.vjp(jax.jit(attend), q, k, v)
+    dq, dk, dv = vjp(jnp.ones_like(out))
+    expected, _, *gradients = oracle(q, k[:, :32], v[:, :32], np.ones(q.shape))
+    for x, y in zip((out, dq, dk[:, :32], dv[:, :32]), (expected, *gradients), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(dk[:, 32:], 0)
+    np.testing.assert_array_equal(dv[:, 32:], 0)

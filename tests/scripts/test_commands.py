@@ -1,0 +1,84 @@
+"""Command lines: help with examples, errors for people, and one checkpoint that tells all."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+NAMES = ("collect", "compare", "evaluate", "pack", "relabel", "train")
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *(str(each) for each in arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_explains_itself_with_an_example(name):
+    done = run(f"scripts.{name}", "--help")
+    assert done.returncode == 0
+    assert "Example" in done.stdout and f"python -m scripts.{name}" in done.stdout
+
+
+def test_a_store_that_is_not_there(tmp_path):
+    done = run("scripts.relabel", "--store", tmp_path / "none")
+    assert done.returncode == 2
+    assert done.stderr.startswith("exoring: error:") and "pack one first" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_was_never_trained(tmp_path):
+    done = run("scripts.evaluate", "--checkpoint", tmp_path)
+    assert done.returncode == 2
+    assert "no complete checkpoint" in done.stderr and "scripts.train" in done.stderr
+
+
+def test_an_unknown_task_names_the_closest(cheetah_store, tmp_path):
+    done = run(
+        "scripts.train",
+        "tiny",
+        "--run",
+        tmp_path / "run",
+        "--data.store",
+        cheetah_store.path,
+        "--data.tasks",
+        "cheetah_runn",
+    )
+    assert done.returncode == 2
+    assert "cheetah_run" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_relabel_prints_returns_of_every_task(cheetah_store):
+    done = run("scripts.relabel", "--store", cheetah_store.path)
+    assert done.returncode == 0, done.stderr
+    assert "cheetah_run " in done.stdout and "cheetah_run_backward" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_whole_comparison_at_smoke_size(tmp_path):
+    """Collect, pack, train, evaluate, report; then the same from what is there."""
+    command = ("scripts.compare", "smoke", "--run", tmp_path / "run", "--data", tmp_path / "data")
+    done = run(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("report.md", "results.csv", "returns.png", "in_context.png", "hidden.png"):
+        assert (tmp_path / "run" / name).stat().st_size > 100
+    tables = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert any("own-task context" in line for line in tables)
+
+    # One checkpoint alone reproduces its numbers.
+    agent = tmp_path / "run" / "seed0" / "hidden"
+    before = (agent / "evaluation.csv").read_text()
+    (agent / "evaluation.csv").unlink()
+    alone = run("scripts.evaluate", "--checkpoint", agent, "--rollouts", 2)
+    assert alone.returncode == 0, alone.stderr
+    assert (agent / "evaluation.csv").read_text() == before
+
+    again = run(*command)
+    assert again.returncode == 0
+    assert [line for line in again.stdout.splitlines() if line.startswith("|")] == tables
