@@ -1,1 +1,1 @@
-"""Agentic Transformer and baselines: model, training, checkpoints, rollouts, statistics, reports."""
+"""Agentic Transformer and baselines: networks, training, checkpoints, rollouts, reports."""

@@ -1,5 +1,7 @@
 """Behaviour cloning; Decision Transformer is `agent.model` over `rsa` windows of one episode."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -14,9 +16,7 @@ class BehaviourCloning(nnx.Module):
 
     def __init__(self, config: ModelConfig, dims: Dimensions, *, rngs: nnx.Rngs) -> None:
         sizes = [dims.observation] + [config.width] * config.layers
-        self.hidden = nnx.List(
-            [nnx.Linear(a, b, rngs=rngs) for a, b in zip(sizes, sizes[1:], strict=False)]
-        )
+        self.hidden = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in pairwise(sizes)])
         self.head = nnx.Linear(sizes[-1], dims.action, rngs=rngs)
 
     def __call__(self, batch: Batch) -> jax.Array:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import ring
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import ring
 
 _ROWS = PartitionSpec(None, ("data", "fsdp"), "ring", "tensor")
 _NEW = PartitionSpec(("data", "fsdp"), None, "tensor")

@@ -169,17 +169,19 @@ class TrainConfig:
         elif mesh.devices != 1:
             raise ValueError(f"method={self.method} trains on one device, got a mesh of {mesh}")
         if self.method == "dt" and model.packing != "rsa":
-            raise ValueError(f"method=dt reads (R̂, s, a): use model.packing=rsa, not {model.packing}")
+            raise ValueError(
+                f"method=dt reads (R̂, s, a): use model.packing=rsa, not {model.packing}"
+            )
         if self.method == "at" and model.packing == "rsa":
             raise ValueError("method=at needs a reward token: use model.packing=step or rsar")
         if self.method != "at" and len(self.data.tasks) != 1:
-            raise ValueError(f"method={self.method} takes one task, got data.tasks={self.data.tasks}")
+            raise ValueError(
+                f"method={self.method} takes one task, got data.tasks={self.data.tasks}"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for config.json and checkpoints."""
-        return dataclasses.asdict(
-            self, dict_factory=lambda items: {k: _plain(v) for k, v in items}
-        )
+        return dataclasses.asdict(self, dict_factory=lambda items: {k: _plain(v) for k, v in items})
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrainConfig":

@@ -141,7 +141,7 @@ class AgenticTransformer(nnx.Module):
         on_mesh = PartitionSpec(("data", "fsdp"), "ring")
         tokens = jax.lax.with_sharding_constraint(self.embed(batch, range(slots)), on_mesh)
 
-        def attend(query, key, value, state, layer):  # noqa: ANN001
+        def attend(query, key, value, state, layer):
             out = ring.attention(
                 query,
                 key,
@@ -213,7 +213,7 @@ class AgenticTransformer(nnx.Module):
         """
         structure, parameters = nnx.split(self.blocks)
 
-        def body(carry, layer):  # noqa: ANN001
+        def body(carry, layer):
             x, state = carry
             block = nnx.merge(structure, layer[0])
             query, key, value = block.attention_inputs(x, tokens.trajectory)

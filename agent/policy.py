@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-import ring
 from flax import nnx
 
+import ring
 from agent import cache as caches
 from agent.cache import Cache
 from agent.checkpoint import Agent
@@ -118,7 +118,7 @@ def _decode(
         tokens_per_step=len(SLOTS[model.config.packing]),
     )
 
-    def attend(query, key, value, cache, layer):  # noqa: ANN001
+    def attend(query, key, value, cache, layer):
         cache = Cache(
             put(cache.key, key, layer=layer), put(cache.value, value, layer=layer), cache.order
         )

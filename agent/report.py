@@ -30,7 +30,9 @@ def grid(results: Sequence[Result], field: str = "episode_return") -> np.ndarray
     cells = {(each.chain, each.episode): getattr(each, field) for each in results}
     chains, episodes = (1 + max(key[axis] for key in cells) for axis in (0, 1))
     if not len(cells) == len(results) == chains * episodes:
-        raise ValueError(f"{len(results)} results do not fill {chains} chains × {episodes} episodes")
+        raise ValueError(
+            f"{len(results)} results do not fill {chains} chains × {episodes} episodes"
+        )
     return np.array([[cells[row, column] for column in range(episodes)] for row in range(chains)])
 
 
@@ -97,7 +99,13 @@ def comparison_table(
     """
     rows = [
         ["uniform random", "mean", f"{random_return:.1f}", "100 episodes", ""],
-        ["training data", "mean", f"{pool_returns.mean():.1f}", f"{len(pool_returns)} episodes", ""],
+        [
+            "training data",
+            "mean",
+            f"{pool_returns.mean():.1f}",
+            f"{len(pool_returns)} episodes",
+            "",
+        ],
         ["training data", "best", f"{pool_returns.max():.1f}", f"{len(pool_returns)} episodes", ""],
     ]
     wanted = {
@@ -237,7 +245,10 @@ def plot_hidden(path: Path, results: Sequence[Result]) -> None:
             for tasks in by_task:
                 means = [scores.mean() for scores in tasks.values()]
                 axes.scatter([place] * len(means), means, color="black", s=14, zorder=3)
-        labels = [label.replace(", ", ",\n").replace(" context", "\ncontext") for label in CONTEXTS.values()]
+        labels = [
+            label.replace(", ", ",\n").replace(" context", "\ncontext")
+            for label in CONTEXTS.values()
+        ]
         axes.set_xticks(range(len(CONTEXTS)), labels)
         axes.set_ylabel("% of the task's best-quantile return")
         axes.set_title("Hidden task: bars mean of both, dots each task and seed")

@@ -3,9 +3,9 @@
 from typing import Any
 
 import jax
-import ring
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import ring
 from agent.config import MeshConfig
 
 SMALLEST_SHARDED = 2**16

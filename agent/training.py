@@ -75,7 +75,7 @@ def make_step(config: TrainConfig, mesh: Mesh) -> TrainStep:
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         value, gradient = jax.value_and_grad(loss)(state.parameters, batch)
         change, moments = update.update(gradient, state.optimizer, state.parameters)
-        parameters = optax.apply_updates(state.parameters, change)
+        parameters: Any = optax.apply_updates(state.parameters, change)
         norms = {"loss": value, "gradient_norm": optax.tree.norm(gradient)}
         return TrainState(parameters, moments, state.step + 1), norms
 
@@ -135,7 +135,7 @@ def _loop(
     checkpoints: checkpoint.Checkpoints,
     extra: dict[str, Any],
 ) -> None:
-    step_function = make_step(config, mesh)
+    step_function, learning_rate = make_step(config, mesh), optimizer.schedule(config.optimizer)
     first, last = int(state.step), config.optimizer.steps
     pending: list[dict[str, jax.Array]] = []
     since, tokens = time.perf_counter(), 0
@@ -149,7 +149,7 @@ def _loop(
             record = _averages(pending, done, config)
             elapsed = time.perf_counter() - since
             record["tokens_per_second"] = tokens / elapsed
-            record["learning_rate"] = float(optimizer.schedule(config.optimizer)(step))
+            record["learning_rate"] = float(np.asarray(learning_rate(step)))
             metrics.write(done, record)
             log.info(_line(done, last, record))
             pending, since, tokens = [], time.perf_counter(), 0

@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One episode as decisions: at step t the agent sees ``observation[t]`` and takes ``action[t]``.
+    """One episode as decisions: at step t the agent sees observation[t] and takes action[t].
 
     Attributes:
         observation: ``[T, O]`` float32.

@@ -39,4 +39,4 @@ class Normalizer:
     @classmethod
     def from_json(cls, values: dict[str, list[float]]) -> "Normalizer":
         """Inverse of `to_json`."""
-        return cls(np.float32(values["mean"]), np.float32(values["deviation"]))
+        return cls(np.array(values["mean"], np.float32), np.array(values["deviation"], np.float32))

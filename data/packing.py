@@ -29,7 +29,7 @@ ACTING_SLOT: dict[str, int] = {"step": 0, "rsar": 1, "rsa": 1}
 
 
 def steps_in(length: int, chunk: int) -> int:
-    """Steps that an episode of ``length`` environment steps packs into (the last may be partial)."""
+    """Steps that ``length`` environment steps pack into; the last may be partial."""
     return -(-length // chunk)
 
 

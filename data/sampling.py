@@ -165,10 +165,10 @@ class WindowSampler:
         action = store.field("action")[rows[..., None] + 1 + np.arange(self.chunk)]
         action = action.reshape(*shape, -1)
         return Batch(
-            return_to_go=np.float32(to_go / scale)[..., None],
+            return_to_go=(to_go / scale).astype(np.float32)[..., None],
             observation=self.normalizer(store.field("observation")[rows]),
             action=action,
-            reward=np.float32(reward)[..., None],
+            reward=reward.astype(np.float32)[..., None],
             previous_action=np.zeros_like(action),
             previous_reward=np.zeros((*shape, 1), np.float32),
             timestep=timestep.astype(np.int32),

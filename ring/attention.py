@@ -1,7 +1,7 @@
 """The front door: exact attention over any mesh, whichever way it is computed."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def attention(
     block_size: int = 512,
     scale: float | None = None,
     return_lse: bool = False,
-) -> Array | tuple[Array, Array]:
+) -> Any:
     """Exact softmax attention; every implementation computes the same function and gradients.
 
     - `dense`: all scores at once, memory in Tq · Tk. The reference.

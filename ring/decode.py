@@ -81,7 +81,7 @@ def decode_attention(
         (k, v, _tokens(f"cache {n}", order, segments, *k.shape[:2]))
         for n, (k, v, order, segments) in enumerate(caches)
     ]
-    shard = functools.partial(_shard, axes.sequence if axes.ring_size > 1 else None)
+    shard = functools.partial(_shard, axes.sequence)
     if mesh is None:
         return shard(q, query, operands)
 

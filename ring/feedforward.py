@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.core import eval_jaxpr
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -56,7 +56,8 @@ def blockwise_feedforward(
     # Tracing turns what fn closes over into arguments. They get one copy a device, so that XLA
     # gathers them before the loop over blocks and sums their gradients after it, not in every turn.
     block = jax.ShapeDtypeStruct((batch // axes.batch_size, size, width), x.dtype)
-    traced = jax.make_jaxpr(fn)(block)
+    # The lambda is new every time: traces are cached by function, and what fn reads may change.
+    traced = jax.make_jaxpr(lambda x: fn(x))(block)
     shards = (axes.batch_size, axes.ring_size)
 
     def place(x: Array) -> Array:
@@ -72,7 +73,7 @@ def blockwise_feedforward(
     @jax.vmap
     @jax.vmap
     def one_shard(x: Array, *closed_over: Array) -> Array:
-        (y,) = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, closed_over))(x)
+        (y,) = eval_jaxpr(traced.jaxpr, closed_over, x)
         return y
 
     @jax.checkpoint

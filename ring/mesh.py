@@ -72,7 +72,7 @@ def context_mesh(mesh: Mesh | AbstractMesh | None = None) -> Mesh | AbstractMesh
 
 
 class Axes(NamedTuple):
-    """Which mesh axes carry what: only those that the mesh has, None where it has none."""
+    """Which mesh axes carry what; those that the mesh lacks or has with size 1 do not count."""
 
     sequence: str | None
     batch: tuple[str, ...] | None
@@ -89,8 +89,8 @@ class Axes(NamedTuple):
         batch: Sequence[str],
         heads: str | None,
     ) -> "Axes":
-        """Finds the axes in the mesh, which may lack any of them."""
-        sizes = {} if mesh is None else mesh.shape
+        """Finds the axes in the mesh."""
+        sizes = {} if mesh is None else {a: n for a, n in mesh.shape.items() if n > 1}
         found = tuple(axis for axis in batch if axis in sizes)
         return cls(
             sequence=sequence if sequence in sizes else None,

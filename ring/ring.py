@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from ring.blocks import join_queries, plan, split_keys, split_queries, split_tokens
 from ring.blockwise import (
     KeyGradient,
     Keys,
@@ -24,11 +25,7 @@ from ring.blockwise import (
     attend_backward,
     empty_softmax,
     finish,
-    join_queries,
     rows,
-    split_keys,
-    split_queries,
-    split_tokens,
 )
 from ring.mesh import vary_alike
 from ring.tokens import PerToken, Tokens, check_operands, resolve, resolve_scale
@@ -45,10 +42,9 @@ class Ring(NamedTuple):
 def _forward(
     ring: Ring, q: Array, k: Array, v: Array, query: Tokens, key: Tokens
 ) -> tuple[Array, Array]:
-    """Attention of blocked arrays (see `ring.blockwise`) over all keys of the ring.
+    """Attention of blocked arrays (see `ring.blocks`) over all keys of the ring.
 
-    Returns the output [query blocks, N, M, D] in q's dtype and the log-sum-exp
-    [query blocks, N, M] in float32.
+    Returns the output [..., M, D] in q's dtype and the log-sum-exp [..., M] in float32.
     """
 
     def hop(carry: tuple, _: None) -> tuple[tuple, None]:
@@ -144,7 +140,7 @@ def ring_attention_local(
     block_size: int = 512,
     scale: float | None = None,
     return_lse: bool = False,
-) -> Array | tuple[Array, Array]:
+) -> Any:
     """`ring.attention` inside an existing `jax.shard_map`: arguments and results are local shards.
 
     q [B, Tq/R, H, D], k and v [B, Tk/R, Hkv, D], order and segments [T/R] or [B, T/R], sharded over
@@ -178,16 +174,16 @@ def shard_attention(
     Shards are cut into the fewest equal blocks of at most `block_size`, padded where needed.
     """
     q, k, v, query, key = vary_alike((q, k, v, query, key))
-    batch, length, heads, _ = q.shape
-    q_blocks, k_blocks = (-(-x.shape[1] // block_size) for x in (q, k))
+    cut = plan(q, k, block_size)
     out, lse = blocked_attention(
         ring,
-        split_queries(q, q_blocks, k.shape[2]),
-        split_keys(k, k_blocks),
-        split_keys(v, k_blocks),
-        split_tokens(query, q_blocks),
-        split_tokens(key, k_blocks),
+        split_queries(q, k.shape[2], cut),
+        split_keys(k, cut),
+        split_keys(v, cut),
+        split_tokens(query, cut.query_blocks, cut.rows),
+        split_tokens(key, cut.key_blocks, cut.rows),
     )
-    out = join_queries(out, batch, heads)[:, :length]
-    lse = join_queries(lse[..., None], batch, heads)[:, :length, :, 0]
+    length, heads = q.shape[1:3]
+    out = join_queries(out, k.shape[2], heads, cut)[:, :length]
+    lse = join_queries(lse[..., None], k.shape[2], heads, cut)[:, :length, :, 0]
     return out, lse.swapaxes(1, 2)

@@ -93,8 +93,10 @@ def _collect(args: Compare) -> list[Job]:
         return Job(
             f"collect {name}",
             (
-                _module("collect", "--task", task, "--method", method, "--steps", steps)
-                + ("--out", str(args.data / "episodes" / name)),
+                _module(
+                    *("collect", "--task", task, "--method", method, "--steps", steps),
+                    *("--out", args.data / "episodes" / name),
+                ),
             ),
         )
 

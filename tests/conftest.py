@@ -1,15 +1,12 @@
 """One process tests every mesh: eight simulated CPU devices, no display, no network."""
 
 import os
-
-os.environ.setdefault("MUJOCO_GL", "disabled")  # before dm_control is imported anywhere
-
-import jax
-
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 8)
-
 from pathlib import Path
+
+# Read by JAX and dm_control when they are first imported, so set before anything else here.
+os.environ.setdefault("MUJOCO_GL", "disabled")
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 
 import numpy as np
 import pytest

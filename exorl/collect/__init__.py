@@ -8,7 +8,7 @@ writes what ExoRL publishes, one npz an episode (see `exorl.episodes`), and `col
 says how they were made.
 """
 
-from exorl.collect.collector import collect, collect_side_by_side
+from exorl.collect.collector import collect
 from exorl.collect.config import CollectConfig, LearnerConfig
 
-__all__ = ["CollectConfig", "LearnerConfig", "collect", "collect_side_by_side"]
+__all__ = ["CollectConfig", "LearnerConfig", "collect"]

@@ -1,12 +1,8 @@
-"""Starts the collector that was asked for, or several at once."""
+"""Starts the collector that was asked for."""
 
 import logging
-import multiprocessing
 import os
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 from exorl.collect import folder, untrained
@@ -16,15 +12,11 @@ from exorl.tasks import task as find_task
 log = logging.getLogger(__name__)
 
 
-def collect(config: CollectConfig, line: int = 0) -> Path:
+def collect(config: CollectConfig) -> Path:
     """Collects what is missing of `config.steps` environment steps and returns the folder.
 
     Episodes already there are kept: call it again after an interruption, or with more steps. With
     several processes, the calling script needs the usual `if __name__ == "__main__":`.
-
-    Args:
-        config: What to collect.
-        line: Of the progress bar on the terminal, below where the cursor is.
 
     Raises:
         TaskError: There is no such task.
@@ -40,40 +32,14 @@ def collect(config: CollectConfig, line: int = 0) -> Path:
     if config.method == "supervised":
         from exorl.collect import supervised  # JAX, which the others start without
 
-        made = supervised.collect(config, line)
+        made = supervised.collect(config)
     else:
-        made = untrained.collect(config, line)
+        made = untrained.collect(config)
     log.info(
         "%s, %s, seed %d: %d episodes made in %.1f s, in %s",
         config.task, config.method, config.seed, made, time.perf_counter() - started, config.folder,
     )  # fmt: skip
     return config.folder
-
-
-def collect_side_by_side(configs: Sequence[CollectConfig]) -> list[Path]:
-    """Runs several `supervised` collections at once, each process bound to a core of its own.
-
-    Raises what `collect` raises. The calling script needs `if __name__ == "__main__":`.
-    """
-    cores = untrained.cores()
-    processes = min(len(cores), len(configs))
-    context = multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
-    for core in cores[:processes]:
-        queue.put(core)
-    with ProcessPoolExecutor(
-        processes, mp_context=context, initializer=_bind_to_next, initargs=(queue,)
-    ) as pool:
-        folders = []
-        for path in pool.map(collect, configs, range(len(configs))):
-            log.info("collected %s", path)
-            folders.append(path)
-        return folders
-
-
-def _bind_to_next(cores: "SimpleQueue[int]") -> None:
-    if hasattr(os, "sched_setaffinity"):
-        _bind(cores.get())
 
 
 def _bind(core: int) -> None:

@@ -30,10 +30,10 @@ class LearnerConfig:
     """τ, how far the target critic moves towards the critic in an update."""
     noise: float = 0.2
     """σ of the Gaussian exploration noise on actions, cut at 0.3 where it smooths targets."""
-    episodes_per_round: int = 4
+    episodes_per_round: int = 2
     """Episodes played side by side by one policy, between two phases of learning."""
-    uniform_rounds: int = 1
-    """Rounds of uniformly random actions to begin with."""
+    uniform_rounds: int = 2
+    """Rounds of uniformly random actions to begin with, at least 1."""
     updates_per_step: float = 0.25
     """Updates for each environment step."""
 

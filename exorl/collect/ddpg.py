@@ -16,8 +16,8 @@ import optax
 
 from exorl.collect.config import LearnerConfig
 
-Network = list[dict[str, jax.Array]]
-"""Three layers, each a `weight [I, J]` and a `bias [J]`."""
+Network = list[dict[str, Any]]
+"""Three layers, each a `weight [I, J]` and a `bias [J]`, float32."""
 
 
 class Learner(NamedTuple):
@@ -45,21 +45,18 @@ class Batch(NamedTuple):
     action: Any  # [B, A], the first of the n
     reward: Any  # [B], the discounted sum of n
     next_observation: Any  # [B, O], after n steps
+    noise: Any  # [B, A], on the actions that the actor is improved by
+    next_noise: Any  # [B, A], on the actions that the target is computed from
 
 
-def init(config: LearnerConfig, key: jax.Array, observation_dim: int, action_dim: int) -> Learner:
+def init(
+    config: LearnerConfig, rng: np.random.Generator, observation_dim: int, action_dim: int
+) -> Learner:
     """A learner that has seen nothing and hardly moves."""
-    actor_key, critic_key = jax.random.split(key)
-    actor = _init_network(actor_key, observation_dim, config.width, action_dim, scale=0.01)
-    critic = _init_network(critic_key, observation_dim + action_dim, config.width, 1, scale=1.0)
+    actor = _init_network(rng, observation_dim, config.width, action_dim, scale=0.01)
+    critic = _init_network(rng, observation_dim + action_dim, config.width, 1, scale=1.0)
     adam = optax.adam(config.learning_rate)
-    return Learner(
-        actor=actor,
-        critic=critic,
-        target=jax.tree.map(jnp.copy, critic),
-        actor_moments=adam.init(actor),
-        critic_moments=adam.init(critic),
-    )
+    return Learner(actor, critic, critic, adam.init(actor), adam.init(critic))
 
 
 @jax.jit
@@ -68,10 +65,9 @@ def policy(actor: Network, observation: jax.Array) -> jax.Array:
     return jnp.tanh(_network(actor, observation))
 
 
-def step(config: LearnerConfig, learner: Learner, batch: Batch, key: jax.Array) -> Learner:
+def step(config: LearnerConfig, learner: Learner, batch: Batch) -> Learner:
     """One update of critic, actor and target critic."""
-    target_key, actor_key = jax.random.split(key)
-    next_action = _noisy(config, policy(learner.actor, batch.next_observation), target_key)
+    next_action = policy(learner.actor, batch.next_observation) + batch.next_noise
     next_value = _value(learner.target, batch.next_observation, next_action)
     goal = batch.reward + config.discount**config.n_step * next_value
 
@@ -81,7 +77,7 @@ def step(config: LearnerConfig, learner: Learner, batch: Batch, key: jax.Array) 
     critic, critic_moments = _descend(config, critic_loss, learner.critic, learner.critic_moments)
 
     def actor_loss(actor: Network) -> jax.Array:
-        action = _noisy(config, policy(actor, batch.observation), actor_key)
+        action = policy(actor, batch.observation) + batch.noise
         return -jnp.mean(_value(critic, batch.observation, action))
 
     actor, actor_moments = _descend(config, actor_loss, learner.actor, learner.actor_moments)
@@ -102,26 +98,31 @@ def sample(
     reward = np.zeros(episode.shape, np.float32)
     for i in range(config.n_step):
         reward += config.discount**i * replay.reward[episode, time + 1 + i]
+    shape = (*episode.shape, replay.action.shape[-1])
+    noise, next_noise = (
+        np.clip(config.noise * rng.standard_normal(shape, np.float32), -0.3, 0.3) for _ in range(2)
+    )
     return Batch(
         observation=replay.observation[episode, time],
         action=replay.action[episode, time + 1],
         reward=reward,
         next_observation=replay.observation[episode, time + config.n_step],
+        noise=noise,
+        next_noise=next_noise,
     )
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def learn(config: LearnerConfig, learner: Learner, batches: Batch, key: jax.Array) -> Learner:
+def learn(config: LearnerConfig, learner: Learner, batches: Batch) -> Learner:
     """The learner after one update on each of the batches `[updates, B, …]` of `sample`.
 
     One call for many updates, because starting a computation costs as much as an update.
     """
 
-    def update(learner: Learner, inputs: tuple[Batch, jax.Array]) -> tuple[Learner, None]:
-        return step(config, learner, *inputs), None
+    def update(learner: Learner, batch: Batch) -> tuple[Learner, None]:
+        return step(config, learner, batch), None
 
-    keys = jax.random.split(key, len(batches.reward))
-    return jax.lax.scan(update, learner, (batches, keys))[0]
+    return jax.lax.scan(update, learner, batches)[0]
 
 
 def _descend(
@@ -135,12 +136,8 @@ def _descend(
     return jax.tree.map(jnp.add, network, change), moments
 
 
-def _noisy(config: LearnerConfig, action: jax.Array, key: jax.Array) -> jax.Array:
-    noise = config.noise * jax.random.normal(key, action.shape)
-    return jnp.clip(action + jnp.clip(noise, -0.3, 0.3), -1, 1)
-
-
 def _value(critic: Network, observation: jax.Array, action: jax.Array) -> jax.Array:
+    action = jnp.clip(action, -1, 1)
     return _network(critic, jnp.concatenate([observation, action], axis=-1))[:, 0]
 
 
@@ -151,9 +148,17 @@ def _network(layers: Network, x: jax.Array) -> jax.Array:
     return x @ last["weight"] + last["bias"]
 
 
-def _init_network(key: jax.Array, inputs: int, width: int, outputs: int, scale: float) -> Network:
+def _init_network(
+    rng: np.random.Generator, inputs: int, width: int, outputs: int, scale: float
+) -> Network:
     sizes = ((inputs, width, 1.0), (width, width, 1.0), (width, outputs, scale))
     return [
-        {"weight": jax.nn.initializers.orthogonal(gain)(k, (i, o)), "bias": jnp.zeros(o)}
-        for k, (i, o, gain) in zip(jax.random.split(key, len(sizes)), sizes, strict=True)
+        {"weight": _orthogonal(rng, i, o, gain), "bias": np.zeros(o, np.float32)}
+        for i, o, gain in sizes
     ]
+
+
+def _orthogonal(rng: np.random.Generator, rows: int, columns: int, gain: float) -> np.ndarray:
+    """Orthonormal rows or columns, whichever are fewer (Saxe et al., 2014), times a gain."""
+    basis, _ = np.linalg.qr(rng.normal(size=(max(rows, columns), min(rows, columns))))
+    return (gain * (basis if rows >= columns else basis.T)).astype(np.float32)

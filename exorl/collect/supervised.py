@@ -24,10 +24,10 @@ from exorl.tasks import Task
 from exorl.tasks import task as find_task
 
 STATE = "learner.state"
-SAMPLING = 1  # sets the randomness of sampled batches apart from that of episodes
+LEARNING = 1  # sets the randomness of learning apart from that of episodes
 
 
-def collect(config: CollectConfig, line: int = 0) -> int:
+def collect(config: CollectConfig) -> int:
     """Makes the missing episodes and returns how many they were.
 
     Raises:
@@ -35,8 +35,8 @@ def collect(config: CollectConfig, line: int = 0) -> int:
     """
     task, size = find_task(config.task), config.learner.episodes_per_round
     rounds = math.ceil(config.steps / (size * task.episode_length))
-    init_key, learn_key = jax.random.split(jax.random.key(config.seed))
-    learner = ddpg.init(config.learner, init_key, task.observation_dim, task.action_dim)
+    rng = np.random.default_rng((config.seed, 0, LEARNING))
+    learner = ddpg.init(config.learner, rng, task.observation_dim, task.action_dim)
     first, learner = _load(config.folder / STATE, learner)
     replay = _read_replay(config.folder, task, filled=first * size, room=max(first, rounds) * size)
 
@@ -47,15 +47,13 @@ def collect(config: CollectConfig, line: int = 0) -> int:
         total=rounds * size,
         initial=first * size,
         unit="episode",
-        position=line,
         disable=None,  # without a terminal
     ) as bar:
         for number in range(first, rounds):
             if number >= config.learner.uniform_rounds:
-                rng = np.random.default_rng((config.seed, number, SAMPLING))
+                rng = np.random.default_rng((config.seed, number, LEARNING))
                 batches = ddpg.sample(config.learner, replay, number * size, updates, rng)
-                key = jax.random.fold_in(learn_key, number)
-                learner = ddpg.learn(config.learner, learner, batches, key)
+                learner = ddpg.learn(config.learner, learner, batches)
             indices = range(number * size, (number + 1) * size)
             episodes = _play_round(config, simulation, learner, indices, number)
             for index, episode in zip(indices, episodes, strict=True):

@@ -21,7 +21,7 @@ from exorl.tasks import task as find_task
 BATCH = 50  # episodes side by side at most: beyond, stepping them gets no faster
 
 
-def collect(config: CollectConfig, line: int = 0) -> int:
+def collect(config: CollectConfig) -> int:
     """Makes the missing episodes and returns how many they were."""
     length = find_task(config.task).episode_length
     indices = folder.missing(config.folder, math.ceil(config.steps / length))
@@ -31,7 +31,7 @@ def collect(config: CollectConfig, line: int = 0) -> int:
     parts = max(processes, math.ceil(len(indices) / BATCH))
     batches = [part.tolist() for part in np.array_split(indices, min(parts, len(indices)))]
     name, total = f"{config.task} {config.method}", len(indices)
-    with tqdm(desc=name, total=total, unit="episode", position=line, disable=None) as bar:
+    with tqdm(desc=name, total=total, unit="episode", disable=None) as bar:
         for made in _run(config, batches, processes):
             bar.update(made)
     return len(indices)

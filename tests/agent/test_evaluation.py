@@ -50,7 +50,6 @@ def test_a_hidden_task_under_every_context(config):
     assert results == evaluation.evaluate(agent, pool, contexts=contexts, rollouts=2, seed=3)
 
 
-
 def test_one_checkpoint_acts_alike_around_a_ring_and_on_one_device(config):
     """The same actions within 1e-5 on replayed observations, context included."""
     ring = config(tasks=(RUN, BACK), model=COARSE, mesh=MeshConfig(data=2, ring=4))
@@ -114,9 +113,7 @@ def test_a_rollout_shows_the_policy_what_training_showed_it():
     policy, chunk = Recorder(300), 300  # 300, 300, 300 and 100 steps
     seeds = evaluation.episode_seeds(0, rollouts=2, episodes=2)
     identity = Normalizer(np.zeros(17, np.float32), np.ones(17, np.float32))
-    returns = rollout(
-        policy, RUN, seeds, normalizer=identity, chunk=chunk, scale=50.0, target=2.0
-    )
+    returns = rollout(policy, RUN, seeds, normalizer=identity, chunk=chunk, scale=50.0, target=2.0)
     assert returns.shape == (2, 2) and len(policy.seen) == 8
     earned = np.stack([step.reward[:, 0, 0] for step in policy.seen])
     np.testing.assert_allclose(earned[:4].sum(axis=0) * 50, returns[:, 0], rtol=1e-5)

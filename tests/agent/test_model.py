@@ -145,7 +145,9 @@ def test_memory_modes_compute_the_same(packing, memory, mesh):
 def test_padding_changes_nothing():
     model, batch = network("rsar"), random_batch()
     padded = pad_steps(batch, 7)
-    poisoned = padded._replace(observation=np.where(padded.order[..., None] < 0, 1e6, padded.observation))
+    poisoned = padded._replace(
+        observation=np.where(padded.order[..., None] < 0, 1e6, padded.observation)
+    )
     np.testing.assert_allclose(run(model, poisoned)[:, :12], run(model, batch), atol=1e-6)
     loss = action_error(jnp.zeros((2, 14, 4)), padded)
     np.testing.assert_allclose(loss, np.square(batch.action[:, 8:]).mean(), rtol=1e-6)

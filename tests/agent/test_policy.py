@@ -81,7 +81,7 @@ def test_a_full_cache_says_so(config):
 
 def test_rollouts_that_do_not_divide_are_refused(config):
     made = agent_of(config(mesh=MeshConfig(data=2)))
-    with pytest.raises(ValueError, match="3 rollouts do not divide .* use 4"):
+    with pytest.raises(ValueError, match=r"3 rollouts do not divide .* use 4"):
         policies.make(made, batch=3, steps=1)
 
 
@@ -120,6 +120,8 @@ def test_decoding_uses_at_most_two_collectives_a_layer(config):
             np.int32(0),
         ).compile()
     text = compiled.as_text()
-    collectives = sum(text.count(f" {name}(") for name in ("all-reduce", "all-gather", "all-to-all"))
+    collectives = sum(
+        text.count(f" {name}(") for name in ("all-reduce", "all-gather", "all-to-all")
+    )
     # The scanned block appears once in the program.
     assert 0 < collectives + text.count(" collective-permute(") <= 2

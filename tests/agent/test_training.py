@@ -148,7 +148,12 @@ def compiled_step(config: TrainConfig, *, chains: int, steps: int):
 
     dims, mesh = networks.dimensions(config), make_mesh(config.mesh)
     sizes = {"observation": dims.observation, "action": dims.action, "previous_action": dims.action}
-    flat = {"timestep": np.int32, "trajectory": np.int32, "order": np.int32, "loss_mask": np.float32}
+    flat = {
+        "timestep": np.int32,
+        "trajectory": np.int32,
+        "order": np.int32,
+        "loss_mask": np.float32,
+    }
     batch = Batch(
         **{
             name: jax.ShapeDtypeStruct(

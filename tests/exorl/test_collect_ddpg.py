@@ -39,10 +39,10 @@ def test_one_step_is_adam_on_the_n_step_target():
     config = LearnerConfig(
         width=8, batch=16, n_step=2, discount=0.5, learning_rate=1e-2, noise=0.0, target_rate=0.1
     )
-    learner = ddpg.init(config, jax.random.key(0), 2, 1)
+    learner = ddpg.init(config, np.random.default_rng(1), 2, 1)
     batches = ddpg.sample(config, toy_replay(), 3, 1, np.random.default_rng(0))
     batch = ddpg.Batch(*(field[0] for field in batches))
-    after = jax.jit(ddpg.step, static_argnums=0)(config, learner, batch, jax.random.key(2))
+    after = jax.jit(ddpg.step, static_argnums=0)(config, learner, batch)
 
     def value(network, observation, action):
         first, second, last = network
@@ -76,10 +76,10 @@ def test_it_finds_the_best_action():
     replay = toy_replay(reward=lambda action: -((action[..., 0] - 0.4) ** 2))
     replay = replay._replace(observation=np.zeros_like(replay.observation))
     config = LearnerConfig(width=32, batch=64, n_step=1, discount=0.0, learning_rate=3e-3)
-    learner = ddpg.init(config, jax.random.key(0), 2, 1)
+    learner = ddpg.init(config, np.random.default_rng(1), 2, 1)
     before = ddpg.policy(learner.actor, replay.observation[0, :1])
     batches = ddpg.sample(config, replay, 3, 300, np.random.default_rng(0))
-    learner = ddpg.learn(config, learner, batches, jax.random.key(1))
+    learner = ddpg.learn(config, learner, batches)
     after = ddpg.policy(learner.actor, replay.observation[0, :1])
     assert np.abs(before).max() < 0.1
     np.testing.assert_allclose(after, 0.4, atol=0.1)

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from exorl.collect import CollectConfig, LearnerConfig, collect, collect_side_by_side, supervised
+from exorl.collect import CollectConfig, LearnerConfig, collect, supervised
 from exorl.episodes import FIELDS, find, read
 
-TINY = LearnerConfig(width=8, batch=8, episodes_per_round=2, updates_per_step=0.01)
+TINY = LearnerConfig(width=8, batch=8, uniform_rounds=1, updates_per_step=0.01)
 
 
 def config(folder, rounds=3, learner=TINY, seed=0):
@@ -94,10 +94,3 @@ def test_it_learns_to_run(tmp_path):
     returns = [read(file.path).reward.sum() for file in find(tmp_path)]
     assert max(returns[:4]) < 20  # uniformly random
     assert np.mean(returns[-4:]) > 60
-
-
-def test_side_by_side_is_the_same_as_one_after_the_other(uninterrupted, tmp_path):
-    configs = [config(tmp_path / "seed0", rounds=3), config(tmp_path / "seed1", rounds=1, seed=1)]
-    assert collect_side_by_side(configs) == [tmp_path / "seed0", tmp_path / "seed1"]
-    assert_same_numbers(tmp_path / "seed0", uninterrupted)
-    assert [file.index for file in find(tmp_path / "seed1")] == [0, 1]

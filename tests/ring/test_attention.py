@@ -264,7 +264,7 @@ def test_any_shape_on_any_mesh(oracle, implementation, case):
         ({"order": np.arange(9)}, r"order of the query has shape \(9,\), expected \(8,\)"),
         ({"order": np.arange(8.0)}, "expected int32"),
         ({"segments": np.zeros((3, 8), int)}, "segments of the query has shape"),
-        ({"mesh": {"data": 4}}, "batch 2 does not divide over mesh axis data·fsdp of size 4; 4"),
+        ({"mesh": {"data": 4}}, "batch 2 does not divide over mesh axis data of size 4; 4"),
         ({"mesh": {"tensor": 4}}, "query heads 2 does not divide over mesh axis tensor of size 4"),
         ({"mesh": {"tensor": 2}}, "key heads 1 does not divide over mesh axis tensor of size 2"),
     ],

@@ -101,7 +101,7 @@ def test_refusals():
     q, at, cache = queries(), np.array([1, 2, 3]), entries(0, 4, 18, np.arange(3))
     with pytest.raises(ValueError, match="at least one cache"):
         ring.decode_attention(q, at, [])
-    with pytest.raises(ValueError, match="capacity 18 of cache 0.*ring of 4; 20 would"):
+    with pytest.raises(ValueError, match=r"capacity 18 of cache 0.*ring of 4; 20 would"):
         ring.decode_attention(q, at, [cache], mesh=ring.make_mesh(ring=4))
     with pytest.raises(ValueError, match="give segments to both or to neither"):
         ring.decode_attention(q, at, [cache], q_segments=at)

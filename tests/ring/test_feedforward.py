@@ -44,7 +44,7 @@ def same(actual, expected):
 
 
 @given(length=st.integers(1, 30), block_size=st.integers(1, 40))
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 def test_any_length_and_block(length, block_size):
     weights, x = setup(2, length)
     same(both(weights, x, block_size), both(weights, x))
@@ -62,8 +62,10 @@ def test_reads_an_nnx_module():
     _, x = setup()
     layer = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
     with jax.set_mesh(ring.make_mesh(ring=2)):
-        y = ring.blockwise_feedforward(layer, x, block_size=4)
-    np.testing.assert_allclose(y, layer(x), rtol=1e-5, atol=1e-6)
+        for _ in range(2):
+            y = ring.blockwise_feedforward(layer, x, block_size=4)
+            np.testing.assert_allclose(y, layer(x), rtol=1e-5, atol=1e-6)
+            layer.kernel[...] *= 2
 
 
 def test_only_parameters_and_their_gradients_travel_and_outside_the_loop():
@@ -97,5 +99,5 @@ def test_refusals():
     _, x = setup(batch=3)
     with pytest.raises(ValueError, match="block_size 0 must be positive"):
         ring.blockwise_feedforward(jnp.sin, x, block_size=0)
-    with pytest.raises(ValueError, match="batch 3 does not divide over mesh axis data·fsdp"):
+    with pytest.raises(ValueError, match="batch 3 does not divide over mesh axis data"):
         ring.blockwise_feedforward(jnp.sin, x, block_size=4, mesh=ring.make_mesh(data=2))

@@ -1,5 +1,6 @@
 """`python -m scripts.collect`, and how command lines report errors."""
 
+import os
 import subprocess
 import sys
 
@@ -10,8 +11,6 @@ from scripts import command
 
 
 def run_collect(*arguments, **environment):
-    import os
-
     return subprocess.run(
         [sys.executable, "-m", "scripts.collect", *arguments],
         capture_output=True,

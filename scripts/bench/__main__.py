@@ -1,0 +1,27 @@
+"""Runs one benchmark: `python -m scripts.bench NAME [OPTIONS]`."""
+
+import argparse
+import importlib
+
+from scripts.command import run
+
+BENCHMARKS = {"ring": "dense, blockwise and ring attention: time, GFLOP/s, ratios"}
+
+
+def main() -> None:
+    """Hands the options that follow NAME to the module of that name."""
+    listing = "\n".join(f"  {name:10} {subject}" for name, subject in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench",
+        description=f"benchmarks:\n{listing}",
+        epilog="example: python -m scripts.bench ring --lengths 2048 8192",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=BENCHMARKS, help="which benchmark")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="see NAME --help")
+    arguments = parser.parse_args()
+    importlib.import_module(f"scripts.bench.{arguments.name}").main(arguments.options)
+
+
+if __name__ == "__main__":
+    run(main)
