@@ -40,7 +40,8 @@ class Pool:
         Holding out at a stride keeps both parts spread over the collectors' learning.
 
         Raises:
-            ValueError: no task, a holdout outside [0, 0.5], or too few episodes to split.
+            ValueError: no task, a holdout outside [0, 0.5], too few episodes to split, or a task
+                on which (nearly) no episode scores.
         """
         if not tasks:
             raise ValueError("a pool needs at least one task, got none")
@@ -54,7 +55,7 @@ class Pool:
                 f"{len(store)} episodes in {store.path} cannot be split with holdout={holdout}; "
                 f"collect at least {stride}"
             )
-        return cls(
+        pool = cls(
             store=store,
             tasks=tasks,
             training=episodes[~held_out],
@@ -62,6 +63,13 @@ class Pool:
             rewards={task: relabel.rewards(store, task) for task in tasks},
             returns={task: relabel.returns(store, task) for task in tasks},
         )
+        unscored = [task for task in tasks if not pool.best_return(task) > 0]
+        if unscored:
+            raise ValueError(
+                f"no training episode in {store.path} scores under {', '.join(unscored)}: returns "
+                f"cannot be scaled; collect episodes that do"
+            )
+        return pool
 
     def trajectory(self, episode: int, task: str) -> Trajectory:
         """An episode as decisions under a task, without ExoRL's dummy first row."""

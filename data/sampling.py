@@ -11,11 +11,6 @@ from data.normalize import Normalizer
 from data.packing import SLOTS, pack, steps_in
 from data.pool import Pool
 
-_LEAST_RETURN = 1e-3
-"""A hidden chain is divided by its best return, so a chain that never scores is drawn again."""
-_ATTEMPTS = 1000
-
-
 def trajectory_counts(largest: int) -> list[int]:
     """What n is drawn from: 1…N up to eight, then only powers of two (few compiled shapes)."""
     powers = [2**k for k in range(4, 31) if 2**k < largest]
@@ -29,7 +24,8 @@ class ChainSampler:
     The last trajectory comes from the best ``top`` of the pool under the chain's task and the
     context uniformly, then all are sorted (In-Context Decision Transformer's sampler; ``top=1``
     is the Agentic Transformer paper's). With several tasks each chain is relabelled with one of
-    them, untold, and divided by its own best return, so that the scale does not tell the task.
+    them, untold. Rewards and returns-to-go are divided by the task's attainable return, so that
+    a target of 1 means the best for every task and the scale does not tell which it is.
 
     Attributes:
         pool: episodes and rewards.
@@ -69,7 +65,7 @@ class ChainSampler:
         """The chain in one row of this step's batch.
 
         Raises:
-            ValueError: more trajectories than episodes, or a hidden task that nobody scored on.
+            ValueError: more trajectories than there are training episodes.
         """
         pool = self.pool
         if count > len(pool.training):
@@ -78,19 +74,11 @@ class ChainSampler:
                 f"{pool.store.path} has {len(pool.training)}"
             )
         rng = _rng(seed, step, row)
-        for _ in range(_ATTEMPTS):
-            task = pool.tasks[rng.integers(len(pool.tasks))]
-            last = rng.choice(pool.best(task, self.top))
-            others = rng.choice(pool.training[pool.training != last], count - 1, replace=False)
-            drawn = chain([pool.trajectory(episode, task) for episode in (*others, last)])
-            if len(pool.tasks) == 1:
-                return Chain(drawn.trajectories, drawn.target, pool.best_return(task))
-            if drawn.target > _LEAST_RETURN:
-                return Chain(drawn.trajectories, drawn.target, drawn.target)
-        raise ValueError(
-            f"{_ATTEMPTS} chains of {count} drawn from {pool.store.path} scored nothing under "
-            f"{', '.join(pool.tasks)}; collect episodes that do, or lower data.top"
-        )
+        task = pool.tasks[rng.integers(len(pool.tasks))]
+        last = rng.choice(pool.best(task, self.top))
+        others = rng.choice(pool.training[pool.training != last], count - 1, replace=False)
+        drawn = [pool.trajectory(episode, task) for episode in (*others, last)]
+        return chain(drawn, scale=pool.best_return(task))
 
     def batch(self, seed: int, step: int) -> Batch:
         """The batch of one training step, on the host, a pure function of (seed, step)."""

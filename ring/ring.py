@@ -1,8 +1,8 @@
 """Ring attention: queries stay, key and value blocks travel around the devices of a mesh axis.
 
 A ring of one device is blockwise attention on that device. The forward pass sends K and V on
-R − 1 times; the backward pass does so again, and with them their float32 gradients, which come home
-with one last message. Each hop is one collective, started before the block product that hides it.
+R − 1 times; the backward pass does so again with their float32 gradients aboard, which take two
+more messages to come home. Each hop is one collective, started before the product that hides it.
 
 Liu, Zaharia & Abbeel 2023, Ring Attention with Blockwise Transformers (arXiv 2310.01889).
 """

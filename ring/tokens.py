@@ -16,7 +16,7 @@ PADDING = -1
 class Tokens(NamedTuple):
     """Place in the causal order (−1: padding) and segment (None: all tokens are one) of tokens.
 
-    int32, [B or 1, T], or blocked [blocks, B or 1, K].
+    int32 [B or 1, T]; blocked as in `ring.blocks`.
     """
 
     order: Array

@@ -15,7 +15,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
+from queue import SimpleQueue
 
 import tyro
 
@@ -146,7 +148,14 @@ def _module(name: str, *arguments: object) -> tuple[str, ...]:
 def _run(jobs: Sequence[Job], args: Compare) -> None:
     logs = args.run / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(args.jobs) as pool:
+    # Small networks gain nothing from a second thread of XLA's and pay for it: one core a process.
+    # A thread's affinity is inherited by the processes it starts.
+    cores: SimpleQueue[int] = SimpleQueue()
+    for each in islice(cycle(sorted(os.sched_getaffinity(0))), args.jobs):
+        cores.put(each)
+    with ThreadPoolExecutor(
+        args.jobs, initializer=lambda: os.sched_setaffinity(0, {cores.get()})
+    ) as pool:
         for _ in pool.map(lambda job: _run_job(job, logs), jobs):
             pass
 

@@ -1,7 +1,6 @@
 """Starts the collector that was asked for."""
 
 import logging
-import os
 import time
 from pathlib import Path
 
@@ -20,13 +19,10 @@ def collect(config: CollectConfig) -> Path:
 
     Raises:
         TaskError: There is no such task.
-        ValueError: There is no such core.
         FileExistsError: The folder holds episodes of another collection.
         FileNotFoundError: The agent of `supervised` goes on, but an episode before is gone.
     """
     find_task(config.task)
-    if config.core is not None:
-        _bind(config.core)
     folder.claim(config)
     started = time.perf_counter()
     if config.method == "supervised":
@@ -40,12 +36,3 @@ def collect(config: CollectConfig) -> Path:
         config.task, config.method, config.seed, made, time.perf_counter() - started, config.folder,
     )  # fmt: skip
     return config.folder
-
-
-def _bind(core: int) -> None:
-    if not hasattr(os, "sched_setaffinity"):
-        raise ValueError("core: this system does not let a process choose its cores")
-    try:
-        os.sched_setaffinity(0, {core})
-    except OSError as error:
-        raise ValueError(f"core is {core}, expected one of {untrained.cores()}") from error

@@ -62,16 +62,13 @@ class CollectConfig:
     processes: int | None = None
     """Processes for `random` and `structured`; by default as many as there are cores, if it
     pays. `supervised` learns in this one."""
-    core: int | None = None
-    """Core to bind this process to, which leaves XLA one thread. For the small networks of
-    `supervised` that is nearly twice as fast as two; JAX must not have started before."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     """Settings of the agent that `supervised` trains."""
 
     def __post_init__(self):
         """Refuses what no collector could do."""
         _at_least(1, self, "steps", "processes")
-        _at_least(0, self, "seed", "core")
+        _at_least(0, self, "seed")
 
     @property
     def folder(self) -> Path:

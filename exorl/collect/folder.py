@@ -15,7 +15,7 @@ DESCRIPTION = "collector.json"
 def claim(config: CollectConfig) -> None:
     """Makes the folder, or sees that the episodes in it are of the same collection.
 
-    `steps`, `processes` and `core` may differ: they don't change what is in an episode.
+    `steps` and `processes` may differ: they don't change what is in an episode.
 
     Raises:
         FileExistsError: The folder holds something else.

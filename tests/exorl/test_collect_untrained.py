@@ -1,6 +1,5 @@
 """Random and structured episodes: reproducible one by one, resumable, and true to MuJoCo."""
 
-import os
 import subprocess
 import sys
 
@@ -82,20 +81,6 @@ def test_episodes_of_unknown_origin_are_refused(tmp_path):
     (tmp_path / "collector.json").unlink()
     with pytest.raises(FileExistsError, match=r"no collector\.json"):
         collected(tmp_path, episodes=2)
-
-
-def test_a_chosen_core_is_the_only_one(tmp_path):
-    before = os.sched_getaffinity(0)
-    try:
-        collect(CollectConfig(TASK, "random", tmp_path, 1000, core=max(before)))
-        assert os.sched_getaffinity(0) == {max(before)}
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def test_a_core_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="core is 100000, expected one of"):
-        collect(CollectConfig(TASK, "random", tmp_path, 1000, core=100_000))
 
 
 def test_settings_nobody_can_mean_are_refused(tmp_path):

@@ -218,7 +218,7 @@ def attention_cases(meshes):
 def agrees_with_the_oracle(oracle, implementation, case):
     rng = np.random.default_rng(case["seed"])
     lengths = case["q_length"], case["k_length"]
-    batch = case["batch"] * case["mesh"].get("data", 1)
+    batch = case["batch"] * case["mesh"].get("data", 1) * case["mesh"].get("fsdp", 1)
     operands = draw(case["seed"], batch, *lengths, *case["heads"], 4)
     total = max(lengths)
     order = np.stack([rng.permutation(total) for _ in range(batch)]).astype(np.int32)
@@ -251,7 +251,7 @@ def test_any_shape_blockwise(oracle, case):
         [{"ring": 2}, {"ring": 3}, {"data": 2, "ring": 4}, {"ring": 8}, {"fsdp": 2, "ring": 2}]
     )
 )
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 def test_any_shape_on_any_mesh(oracle, implementation, case):
     agrees_with_the_oracle(oracle, implementation, case)
 
