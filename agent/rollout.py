@@ -48,7 +48,8 @@ def rollout(
     """Run consecutive episodes that share one context.
 
     Every episode starts with the return-to-go ``target`` and lowers it by the true rewards over
-    ``scale``; the last action and reward of an episode enter the first step of the next.
+    ``scale``; the last action and reward of an episode enter the first step of the next. Units
+    are those of `data.batches.Batch`.
 
     Args:
         policy: acts in B environments.
@@ -65,13 +66,14 @@ def rollout(
     """
     batch, episodes = seeds.shape
     info = task(task_name)
+    steps = steps_in(info.episode_length, chunk)
     simulation = Simulation(task_name, batch)
     start = start or Start.after(None, batch, chunk * info.action_dim)
     action, reward = start.action, start.reward
     returns = np.zeros((batch, episodes))
     for episode in range(episodes):
         observation = simulation.reset([int(seed) for seed in seeds[:, episode]]).observation
-        for step in range(steps_in(info.episode_length, chunk)):
+        for step in range(steps):
             to_go = target - returns[:, episode, None] / scale
             seen = Batch(
                 return_to_go=to_go[:, None].astype(np.float32),
@@ -93,6 +95,6 @@ def rollout(
                 earned += rewards
             action = actions.reshape(batch, -1)
             returns[:, episode] += earned
-            reward = (earned / scale).astype(np.float32)[:, None]
+            reward = (earned * steps / scale).astype(np.float32)[:, None]
             policy.record(seen._replace(action=action[:, None], reward=reward[:, None]))
     return returns

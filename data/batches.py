@@ -18,7 +18,8 @@ class Batch(NamedTuple):
         return_to_go: ``[B, S, 1]`` float32, at the start of the step, scaled.
         observation: ``[B, S, O]`` float32, standardised, at the start of the step.
         action: ``[B, S, c·A]`` float32, what is predicted.
-        reward: ``[B, S, 1]`` float32, summed over the step, scaled.
+        reward: ``[B, S, 1]`` float32, summed over the step, in units of the mean reward of a step
+            in an episode whose return is the scale: about 1 where things go as well as can be.
         previous_action: ``[B, S, c·A]`` float32, the action of the step before.
         previous_reward: ``[B, S, 1]`` float32, the reward of the step before.
         timestep: ``[B, S]`` int32, index of the step within its trajectory.
@@ -75,8 +76,4 @@ def place(batch: Batch, mesh: Mesh) -> Batch:
             f"{chains} chains do not divide over mesh.data × mesh.fsdp = {shards}; "
             f"use a multiple, such as {-(-chains // shards) * shards}"
         )
-    padded = pad_steps(batch, mesh.shape["ring"])
-    target = sharding(mesh)
-    return jax.tree.map(
-        lambda array: jax.make_array_from_callback(array.shape, target, lambda i: array[i]), padded
-    )
+    return jax.device_put(pad_steps(batch, mesh.shape["ring"]), sharding(mesh))

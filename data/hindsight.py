@@ -40,7 +40,7 @@ class Chain:
         trajectories: n trajectories; the last one has the highest return.
         target: raw return-to-go at the start of every trajectory (the chain's best return in
             training, the asked-for return in evaluation).
-        scale: rewards and returns-to-go are divided by it when packed.
+        scale: the return that counts as 1 when packed.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -73,7 +73,7 @@ def chain(
     Args:
         trajectories: n ≥ 1 trajectories in any order.
         target: raw target return; None takes the best return in the chain (training).
-        scale: positive divisor for rewards and returns-to-go.
+        scale: the return that counts as 1, positive.
 
     Raises:
         ValueError: no trajectories, or a scale that is not a positive number.

@@ -5,13 +5,14 @@ actions side by side, its rewards summed. The arrays hold no tokens: the model e
 interleaves on the device, so that no token-length array ever exists on the host.
 """
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from data.batches import Batch
 from data.hindsight import Chain, Trajectory, returns_to_go
 
+Count = TypeVar("Count", int, np.ndarray)
 Packing = Literal["step", "rsar", "rsa"]
 
 SLOTS: dict[str, tuple[str, ...]] = {
@@ -28,7 +29,7 @@ ACTING_SLOT: dict[str, int] = {"step": 0, "rsar": 1, "rsa": 1}
 """The slot whose output predicts the action, by packing."""
 
 
-def steps_in(length: int, chunk: int) -> int:
+def steps_in(length: Count, chunk: int) -> Count:
     """Steps that ``length`` environment steps pack into; the last may be partial."""
     return -(-length // chunk)
 
@@ -71,10 +72,13 @@ def pack(chain: Chain, *, chunk: int = 1) -> Batch:
 def _steps(trajectory: Trajectory, index: int, chain: Chain, chunk: int) -> dict[str, np.ndarray]:
     length, count = len(trajectory), steps_in(len(trajectory), chunk)
     to_go = returns_to_go(trajectory.reward, chain.target) / np.float32(chain.scale)
-    missing = count * chunk - length
-    action = np.pad(trajectory.action, ((0, missing), (0, 0))).reshape(count, -1)
-    reward = np.pad(trajectory.reward, (0, missing)).reshape(count, chunk)
-    summed = reward.sum(axis=1, dtype=np.float64) / chain.scale
+    action, reward = trajectory.action, trajectory.reward
+    if missing := count * chunk - length:
+        action = np.pad(action, ((0, missing), (0, 0)))
+        reward = np.pad(reward, (0, missing))
+    action, reward = action.reshape(count, -1), reward.reshape(count, chunk)
+    # Times the steps, or a reward would be a few thousandths, too faint an input to learn from.
+    summed = reward.sum(axis=1, dtype=np.float64) * count / chain.scale
     step = np.arange(count, dtype=np.int32)
     return {
         "return_to_go": to_go[::chunk, None],

@@ -24,7 +24,7 @@ class ChainSampler:
     The last trajectory comes from the best ``top`` of the pool under the chain's task and the
     context uniformly, then all are sorted (In-Context Decision Transformer's sampler; ``top=1``
     is the Agentic Transformer paper's). With several tasks each chain is relabelled with one of
-    them, untold. Rewards and returns-to-go are divided by the task's attainable return, so that
+    them, untold. Rewards and returns-to-go are scaled by the task's attainable return, so that
     a target of 1 means the best for every task and the scale does not tell which it is.
 
     Attributes:
@@ -48,6 +48,14 @@ class ChainSampler:
     top: float
     batch_tokens: int
     shards: int = 1
+
+    @cached_property
+    def _best(self) -> dict[str, np.ndarray]:
+        return {task: self.pool.best(task, self.top) for task in self.pool.tasks}
+
+    @cached_property
+    def _scale(self) -> dict[str, float]:
+        return {task: self.pool.best_return(task) for task in self.pool.tasks}
 
     def count(self, seed: int, step: int) -> int:
         """n, the trajectories in every chain of this step's batch."""
@@ -75,10 +83,10 @@ class ChainSampler:
             )
         rng = _rng(seed, step, row)
         task = pool.tasks[rng.integers(len(pool.tasks))]
-        last = rng.choice(pool.best(task, self.top))
+        last = rng.choice(self._best[task])
         others = rng.choice(pool.training[pool.training != last], count - 1, replace=False)
         drawn = [pool.trajectory(episode, task) for episode in (*others, last)]
-        return chain(drawn, scale=pool.best_return(task))
+        return chain(drawn, scale=self._scale[task])
 
     def batch(self, seed: int, step: int) -> Batch:
         """The batch of one training step, on the host, a pure function of (seed, step)."""
@@ -143,12 +151,13 @@ class WindowSampler:
         store, task, rng = self.pool.store, self.pool.tasks[0], _rng(seed, step)
         episodes = rng.choice(self._episodes, self.windows)
         begin = store.offsets[episodes]
-        steps = (store.offsets[episodes + 1] - begin - 1) // self.chunk
-        timestep = rng.integers(steps - self.window + 1)[:, None] + np.arange(self.window)
+        length = store.offsets[episodes + 1] - begin - 1
+        timestep = rng.integers(length // self.chunk - self.window + 1)[:, None] + np.arange(self.window)
         rows = begin[:, None] + timestep * self.chunk  # the observation before each step, [B, K]
         earned, scale = self._earned, self.pool.best_return(task)
         to_go = self.pool.returns[task][episodes, None] - (earned[rows] - earned[begin, None])
         reward = (earned[rows + self.chunk] - earned[rows]) / scale
+        reward *= steps_in(length, self.chunk)[:, None]
         shape = (self.windows, self.window)
         action = store.field("action")[rows[..., None] + 1 + np.arange(self.chunk)]
         action = action.reshape(*shape, -1)

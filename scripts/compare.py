@@ -146,8 +146,7 @@ def _module(name: str, *arguments: object) -> tuple[str, ...]:
 
 
 def _run(jobs: Sequence[Job], args: Compare) -> None:
-    logs = args.run / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    (args.run / "logs").mkdir(parents=True, exist_ok=True)
     # Small networks gain nothing from a second thread of XLA's and pay for it: one core a process.
     # A thread's affinity is inherited by the processes it starts.
     cores: SimpleQueue[int] = SimpleQueue()
@@ -156,19 +155,22 @@ def _run(jobs: Sequence[Job], args: Compare) -> None:
     with ThreadPoolExecutor(
         args.jobs, initializer=lambda: os.sched_setaffinity(0, {cores.get()})
     ) as pool:
-        for _ in pool.map(lambda job: _run_job(job, logs), jobs):
+        for _ in pool.map(lambda job: _run_job(job, args), jobs):
             pass
 
 
-def _run_job(job: Job, logs: Path) -> None:
+def _run_job(job: Job, args: Compare) -> None:
     print(f"{job.name}: started", flush=True)
     start = time.perf_counter()
-    path = logs / f"{job.name.replace(', ', '-').replace(' ', '-')}.log"
+    path = args.run / "logs" / f"{job.name.replace(', ', '-').replace(' ', '-')}.log"
+    # Agents of one shape share their compiled programs.
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(args.data / "compiled")}
     with path.open("w") as output:
         for line in job.commands:
             output.write(f"$ {' '.join(line)}\n")
             output.flush()
-            if subprocess.run(line, stdout=output, stderr=subprocess.STDOUT).returncode:
+            done = subprocess.run(line, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            if done.returncode:
                 tail = "\n".join(path.read_text().splitlines()[-15:])
                 raise RuntimeError(f"{job.name} failed; the end of {path}:\n{tail}")
     print(f"{job.name}: {time.perf_counter() - start:.0f} s", flush=True)
