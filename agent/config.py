@@ -8,6 +8,7 @@ from typing import Any, Literal
 from data.packing import SLOTS, Packing
 
 Method = Literal["at", "dt", "bc", "bc10"]
+Positions = Literal["rotary", "learned"]
 Memory = Literal["plain", "memory_efficient", "bpt", "ring"]
 
 
@@ -44,6 +45,8 @@ class ModelConfig:
     Attributes:
         packing: tokens of a step: `step` one, `rsa` Decision Transformer's three, `rsar` four.
         chunk: environment steps in one step of the sequence; its actions run open loop.
+        positions: how a token knows its trajectory's index in the chain: `rotary` rotates queries
+            and keys, `learned` adds an embedding (learns to explore sooner on small budgets).
         previous_action: give a `step` token the action before it (hurts on small data).
         layers: transformer blocks, or hidden layers of a behaviour-cloning network.
         width: E, channels of the residual stream, or of each hidden layer.
@@ -55,6 +58,7 @@ class ModelConfig:
 
     packing: Packing = "step"
     chunk: int = 1
+    positions: Positions = "rotary"
     previous_action: bool = False
     layers: int = 2
     width: int = 64

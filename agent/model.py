@@ -1,9 +1,9 @@
 """The Agentic Transformer: one pure path from steps to actions for training, prefill, decoding.
 
 A pre-norm GPT over the tokens of `data.packing`. Positions have two levels: a learned embedding
-of the timestep within the trajectory, added to every token of a step, and a rotation of queries
-and keys by the trajectory's index in the chain. Decision Transformer (arXiv 2106.01345) is the
-same network over `rsa` tokens of a single trajectory.
+of the timestep within the trajectory, added to every token of a step, and the trajectory's index
+in the chain, by which queries and keys are rotated (or which is embedded likewise). Decision
+Transformer (arXiv 2106.01345) is the same network over `rsa` tokens of a single trajectory.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from data.packing import ACTING_SLOT, SLOTS
 _ROTARY_BASE = 1000.0
 """Longest period about 6,000 trajectories, shortest about 6: indices up to 128+ stay distinct."""
 
-_IMPLEMENTATION = {
+_IMPLEMENTATION: dict[str, ring.Implementation] = {
     "plain": "dense",
     "memory_efficient": "blockwise",
     "bpt": "blockwise",
@@ -40,11 +40,13 @@ class Dimensions:
         observation: O.
         action: c·A, all actions of one step.
         timesteps: most steps in a trajectory.
+        trajectories: most trajectories in a chain.
     """
 
     observation: int
     action: int
     timesteps: int
+    trajectories: int
 
 
 class Tokens(NamedTuple):
@@ -71,6 +73,7 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
         width = config.width
         self.heads = config.heads
+        self.rotary = config.positions == "rotary"
         # Blocking the feed-forward is what distinguishes bpt from memory-efficient attention.
         self.block_size = config.block_size if config.memory in ("bpt", "ring") else None
         self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
@@ -88,7 +91,9 @@ class Block(nnx.Module):
         mixed = self.query_key_value(self.attention_norm(x))
         shape = (batch, length, self.heads, width // self.heads)
         query, key, value = (part.reshape(shape) for part in jnp.split(mixed, 3, axis=-1))
-        return rotate(query, trajectory), rotate(key, trajectory), value
+        if self.rotary:
+            query, key = rotate(query, trajectory), rotate(key, trajectory)
+        return query, key, value
 
     def finish(self, x: jax.Array, attended: jax.Array) -> jax.Array:
         """Residuals and feed-forward after attention; all ``[B, T, E]`` but attended's heads."""
@@ -119,6 +124,8 @@ class AgenticTransformer(nnx.Module):
         slots = len(SLOTS[config.packing])
         self.slots = nnx.Embed(slots, width, embedding_init=small, rngs=rngs)
         self.timesteps = nnx.Embed(dims.timesteps, width, embedding_init=small, rngs=rngs)
+        if config.positions == "learned":
+            self.trajectories = nnx.Embed(dims.trajectories, width, embedding_init=small, rngs=rngs)
         self.input_norm = nnx.LayerNorm(width, rngs=rngs)
         # One block whose parameters are stacked over layers: compile time does not grow with depth.
         make = nnx.vmap(lambda keys: Block(config, rngs=keys), in_axes=0, out_axes=0)
@@ -175,6 +182,8 @@ class AgenticTransformer(nnx.Module):
         """
         names = SLOTS[self.config.packing]
         time = self.timesteps(batch.timestep)
+        if self.config.positions == "learned":
+            time += self.trajectories(batch.trajectory)
         parts = [self._slot(names[slot], batch) + self.slots.embedding[slot] for slot in slots]
         values = self.input_norm(jnp.stack([part + time for part in parts], axis=2))
         order = batch.order[..., None] * len(names) + jnp.array(list(slots), jnp.int32)

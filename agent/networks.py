@@ -34,6 +34,7 @@ def dimensions(config: TrainConfig) -> Dimensions:
         observation=tasks[0].observation_dim,
         action=chunk * tasks[0].action_dim,
         timesteps=steps_in(tasks[0].episode_length, chunk),
+        trajectories=config.data.trajectories,
     )
 
 

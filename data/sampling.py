@@ -11,6 +11,7 @@ from data.normalize import Normalizer
 from data.packing import SLOTS, pack, steps_in
 from data.pool import Pool
 
+
 def trajectory_counts(largest: int) -> list[int]:
     """What n is drawn from: 1…N up to eight, then only powers of two (few compiled shapes)."""
     powers = [2**k for k in range(4, 31) if 2**k < largest]
@@ -152,7 +153,9 @@ class WindowSampler:
         episodes = rng.choice(self._episodes, self.windows)
         begin = store.offsets[episodes]
         length = store.offsets[episodes + 1] - begin - 1
-        timestep = rng.integers(length // self.chunk - self.window + 1)[:, None] + np.arange(self.window)
+        timestep = rng.integers(length // self.chunk - self.window + 1)[:, None] + np.arange(
+            self.window
+        )
         rows = begin[:, None] + timestep * self.chunk  # the observation before each step, [B, K]
         earned, scale = self._earned, self.pool.best_return(task)
         to_go = self.pool.returns[task][episodes, None] - (earned[rows] - earned[begin, None])

@@ -47,8 +47,8 @@ class Compare:
     run: Path
     data: Path
     seeds: int = 1
-    supervised_steps: int = 120_000
-    structured_steps: int = 400_000
+    supervised_steps: int = 60_000
+    structured_steps: int = 200_000
     updates: int = 10_000
     rollouts: int = 20
     jobs: int = len(os.sched_getaffinity(0))
@@ -119,26 +119,24 @@ def _pack(args: Compare) -> list[Job]:
 def _train_and_evaluate(args: Compare) -> list[Job]:
     jobs = []
     for seed in range(args.seeds):
-        for name, (preset, store, tasks) in AGENTS.items():
+        for name, (preset, store, tasks, steps) in AGENTS.items():
             run = args.run / f"seed{seed}" / name
             train = _module("train", preset, "--run", run, "--seed", seed)
             train += ("--data.store", str(args.data / "stores" / store), "--data.tasks", *tasks)
-            from agent.presets import PRESETS
-
-            steps = min(args.updates, PRESETS[preset].optimizer.steps)
-            train += ("--optimizer.steps", str(steps))
+            train += ("--optimizer.steps", str(min(args.updates, steps)))
             evaluate = _module("evaluate", "--checkpoint", run, "--rollouts", args.rollouts)
             jobs.append(Job(f"{name}, seed {seed}", (train, evaluate)))
     return jobs
 
 
 AGENTS = {
-    "hidden": ("demo", "hidden", HIDDEN),
-    "at": ("demo", "single", (TASK,)),
-    "dt": ("demo_dt", "single", (TASK,)),
-    "bc10": ("demo_bc10", "single", (TASK,)),
+    "hidden": ("demo", "hidden", HIDDEN, 2_500),
+    "bc10": ("demo_bc10", "single", (TASK,), 6_000),
+    "dt": ("demo_dt", "single", (TASK,), 2_000),
+    "at": ("demo", "single", (TASK,), 2_000),
 }
-"""Folder of an agent → preset, store, tasks; the longest first, so that processes end together."""
+"""Folder of an agent → preset, store, tasks, updates. The two Agentic Transformers are first and
+last: by the time the second starts, it finds the programs that the first compiled."""
 
 
 def _module(name: str, *arguments: object) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from agent.model import AgenticTransformer, Dimensions, rotate
 from agent.objective import action_error
 from data.batches import Batch, pad_steps, place
 
-DIMS = Dimensions(observation=5, action=4, timesteps=10)
+DIMS = Dimensions(observation=5, action=4, timesteps=10, trajectories=3)
 PACKINGS = ("step", "rsar", "rsa")
 
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from agent import networks
 from agent import policy as policies
 from agent.cache import row_order
 from agent.checkpoint import Agent
 from agent.config import MeshConfig, ModelConfig
-from agent.networks import network
 from agent.sharding import make_mesh
 from data.batches import Batch, place
 from data.normalize import Normalizer
@@ -19,7 +19,7 @@ SMALL = {"layers": 2, "width": 16, "heads": 2, "block_size": 8}
 
 def agent_of(config) -> Agent:
     mesh = make_mesh(config.mesh)
-    structure, parameters = nnx.split(network(config, jax.random.key(1)))
+    structure, parameters = nnx.split(networks.network(config, jax.random.key(1)))
     normalizer = Normalizer(np.zeros(17, np.float32), np.ones(17, np.float32))
     return Agent(config, structure, parameters, normalizer, {}, mesh, 0)
 
@@ -50,14 +50,15 @@ def part(batch: Batch, steps: slice) -> Batch:
 
 @pytest.mark.parametrize("context", [0, 10])
 @pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(data=2, ring=4), MeshConfig(ring=8)])
-@pytest.mark.parametrize("packing", ["step", "rsar"])
-def test_cached_rollout_equals_the_full_forward(config, packing, mesh, context):
+@pytest.mark.parametrize(("packing", "positions"), [("step", "learned"), ("rsar", "rotary")])
+def test_cached_rollout_equals_the_full_forward(config, packing, positions, mesh, context):
     """Two episodes of 5 steps, fed one at a time, after a context of none or two others."""
-    made = agent_of(config(model=ModelConfig(packing=packing, chunk=1, **SMALL), mesh=mesh))
+    model = ModelConfig(packing=packing, positions=positions, chunk=1, **SMALL)
+    made = agent_of(config(model=model, mesh=mesh, data={"trajectories": 4}))
     whole = random_steps(2, context + 10, 5, 6, seed=0)
     with jax.set_mesh(made.mesh):
-        model = nnx.merge(made.structure, made.parameters)
-        expected = np.asarray(jax.jit(lambda batch: model(batch))(place(whole, made.mesh)))
+        network = nnx.merge(made.structure, made.parameters)
+        expected = np.asarray(jax.jit(lambda batch: network(batch))(place(whole, made.mesh)))
 
     prefix = part(whole, slice(0, context)) if context else None
     policy = policies.make(made, batch=2, steps=10, context=prefix)
