@@ -122,7 +122,9 @@ class AgenticTransformer(nnx.Module):
         )
         small = nnx.initializers.normal(0.02)
         slots = len(SLOTS[config.packing])
-        self.slots = nnx.Embed(slots, width, embedding_init=small, rngs=rngs)
+        # As large as the inputs: layer normalisation would cancel the size of a lone return-to-go.
+        large = nnx.initializers.normal(1.0)
+        self.slots = nnx.Embed(slots, width, embedding_init=large, rngs=rngs)
         self.timesteps = nnx.Embed(dims.timesteps, width, embedding_init=small, rngs=rngs)
         if config.positions == "learned":
             self.trajectories = nnx.Embed(dims.trajectories, width, embedding_init=small, rngs=rngs)

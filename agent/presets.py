@@ -49,13 +49,13 @@ PRESETS: dict[str, Preset] = {
     "demo": Preset(
         "Agentic Transformer of `make demo`: a ring of 4 × data 2 on 8 simulated devices",
         model=ModelConfig(chunk=8, positions="learned", layers=2, width=32, heads=2),
-        optimizer=OptimizerConfig(steps=2_500, learning_rate=4e-3),
+        optimizer=OptimizerConfig(steps=2_000, learning_rate=4e-3),
         mesh=MeshConfig(data=2, ring=4, simulated=True),
     ),
     "demo_dt": Preset(
         "Decision Transformer of `make demo`: windows of 20 steps",
         method="dt",
-        data={"batch_tokens": 64 * 20 * 3},
+        data={"batch_tokens": 32 * 20 * 3},
         model=ModelConfig(packing="rsa", chunk=8, layers=2, width=32, heads=2, memory="plain"),
         optimizer=OptimizerConfig(steps=2_000, learning_rate=4e-3),
     ),

@@ -130,10 +130,10 @@ def _train_and_evaluate(args: Compare) -> list[Job]:
 
 
 AGENTS = {
-    "hidden": ("demo", "hidden", HIDDEN, 2_500),
+    "hidden": ("demo", "hidden", HIDDEN, 2_000),
     "bc10": ("demo_bc10", "single", (TASK,), 6_000),
-    "dt": ("demo_dt", "single", (TASK,), 2_000),
-    "at": ("demo", "single", (TASK,), 2_000),
+    "dt": ("demo_dt", "single", (TASK,), 1_500),
+    "at": ("demo", "single", (TASK,), 1_500),
 }
 """Folder of an agent → preset, store, tasks, updates. The two Agentic Transformers are first and
 last: by the time the second starts, it finds the programs that the first compiled."""
