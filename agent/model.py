@@ -98,7 +98,8 @@ class Block(nnx.Module):
     def finish(self, x: jax.Array, attended: jax.Array) -> jax.Array:
         """Residuals and feed-forward after attention; all ``[B, T, E]`` but attended's heads."""
         x = x + self.project(attended.reshape(x.shape))
-        if self.block_size is None:
+        # A sequence of one block, as in decoding, has nothing to gain from being cut.
+        if self.block_size is None or x.shape[1] <= self.block_size:
             return x + self._feedforward(x)
         return x + ring.blockwise_feedforward(self._feedforward, x, block_size=self.block_size)
 

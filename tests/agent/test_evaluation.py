@@ -31,7 +31,10 @@ def trained(config: TrainConfig, **changes) -> tuple[Agent, Pool]:
 
 def test_a_hidden_task_under_every_context(config):
     made = config(
-        tasks=(RUN, BACK), model=COARSE, mesh=MeshConfig(data=2, ring=4), data={"trajectories": 2}
+        tasks=(RUN, BACK),
+        model=COARSE,
+        mesh=MeshConfig(data=2, ring=4),
+        data={"trajectories": 2, "fixed": True},
     )
     agent, pool = trained(made)
     contexts = evaluation.contexts_of(agent)
@@ -52,7 +55,9 @@ def test_a_hidden_task_under_every_context(config):
 
 def test_one_checkpoint_acts_alike_around_a_ring_and_on_one_device(config):
     """The same actions within 1e-5 on replayed observations, context included."""
-    ring = config(tasks=(RUN, BACK), model=COARSE, mesh=MeshConfig(data=2, ring=4))
+    ring = config(
+        tasks=(RUN, BACK), model=COARSE, mesh=MeshConfig(data=2, ring=4), data={"fixed": True}
+    )
     sharded, pool = trained(ring)
     bpt = dataclasses.replace(COARSE, memory="bpt")
     whole, _ = trained(ring, model=bpt, mesh=MeshConfig())
@@ -70,7 +75,7 @@ def test_one_checkpoint_acts_alike_around_a_ring_and_on_one_device(config):
 
 
 def test_contexts_come_from_held_out_episodes_of_the_shown_task(config):
-    agent, pool = trained(config(tasks=(RUN, BACK), model=COARSE, steps=2))
+    agent, pool = trained(config(tasks=(RUN, BACK), model=COARSE, steps=2, data={"fixed": True}))
     batch = evaluation.draw_context(agent, pool, BACK, rollouts=3, count=2, seed=0, target=1.0)
     np.testing.assert_allclose(batch.return_to_go[batch.timestep == 0], 1.0, rtol=1e-6)
     starts = {agent.normalizer(pool.store[e].observation[0]).tobytes() for e in pool.held_out}

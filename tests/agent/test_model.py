@@ -1,6 +1,7 @@
 """The network: token order, strict causality, equal numbers under every memory mode and mesh."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -49,12 +50,17 @@ def network(packing: str = "step", **changes) -> AgenticTransformer:
     return AgenticTransformer(config, DIMS, rngs=nnx.Rngs(params=0))
 
 
-def run(model: AgenticTransformer, batch: Batch, **mesh: int) -> np.ndarray:
+def predictor(model: AgenticTransformer, **mesh: int) -> Callable[[Batch], np.ndarray]:
+    """The compiled network on a mesh, from host batch to host actions."""
     devices = ring.make_mesh(**mesh)
     structure, parameters = nnx.split(model)
     call = jax.jit(lambda parameters, batch: nnx.merge(structure, parameters)(batch))
-    with jax.set_mesh(devices):
-        return np.asarray(call(parameters, place(batch, devices)))[:, : batch.order.shape[1]]
+
+    def predict(batch: Batch) -> np.ndarray:
+        with jax.set_mesh(devices):
+            return np.asarray(call(parameters, place(batch, devices)))[:, : batch.order.shape[1]]
+
+    return predict
 
 
 @pytest.mark.parametrize(
@@ -83,13 +89,14 @@ def test_golden_token_order(packing, slots):
             assert set(different) <= set(range(5 * count, 6 * count))
 
 
-@pytest.mark.parametrize("memory", ["plain", "ring"])
-@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize(
+    ("packing", "memory"), [("step", "ring"), ("rsar", "ring"), ("rsar", "plain"), ("rsa", "plain")]
+)
 def test_strict_causality(packing, memory):
     """Changing a_t and r_t leaves predictions up to t bit-identical, and changes later ones."""
     model, batch = network(packing, memory=memory), random_batch()
-    mesh = {"ring": 4} if memory == "ring" else {}
-    before = run(model, batch, **mesh)
+    predict = predictor(model, ring=4 if memory == "ring" else 1)
+    before = predict(batch)
     for t in (0, 3, 4, 10):
         changes = {}
         for name in ("action", "reward"):
@@ -99,7 +106,7 @@ def test_strict_causality(packing, memory):
             later = getattr(batch, f"previous_{name}").copy()
             later[:, t + 1] += 1
             changes[f"previous_{name}"] = later
-        after = run(model, batch._replace(**changes), **mesh)
+        after = predict(batch._replace(**changes))
         np.testing.assert_array_equal(after[:, : t + 1], before[:, : t + 1])
         assert np.all(np.any(after[:, t + 1 :] != before[:, t + 1 :], axis=-1))
 
@@ -108,21 +115,21 @@ def test_strict_causality(packing, memory):
 @pytest.mark.parametrize("changed", ["observation", "return_to_go"])
 def test_later_steps_never_reach_back(packing, changed):
     model, batch = network(packing), random_batch()
+    predict = predictor(model)
     value = getattr(batch, changed).copy()
     value[:, 6:] += 1
-    after = run(model, batch._replace(**{changed: value}))
-    np.testing.assert_array_equal(after[:, :6], run(model, batch)[:, :6])
+    after = predict(batch._replace(**{changed: value}))
+    np.testing.assert_array_equal(after[:, :6], predict(batch)[:, :6])
 
 
-@pytest.mark.parametrize("packing", ["step", "rsar"])
 @pytest.mark.parametrize(
-    ("memory", "mesh"),
+    ("packing", "memory", "mesh"),
     [
-        ("memory_efficient", {"data": 2}),
-        ("bpt", {}),
-        ("ring", {"ring": 8}),
-        ("ring", {"data": 2, "ring": 4}),
-        ("ring", {"ring": 2, "tensor": 2, "fsdp": 2}),
+        ("step", "memory_efficient", {"data": 2}),
+        ("rsar", "bpt", {}),
+        ("rsar", "ring", {"ring": 8}),
+        ("step", "ring", {"data": 2, "ring": 4}),
+        ("rsar", "ring", {"ring": 2, "tensor": 2, "fsdp": 2}),
     ],
 )
 def test_memory_modes_compute_the_same(packing, memory, mesh):
@@ -148,7 +155,9 @@ def test_padding_changes_nothing():
     poisoned = padded._replace(
         observation=np.where(padded.order[..., None] < 0, 1e6, padded.observation)
     )
-    np.testing.assert_allclose(run(model, poisoned)[:, :12], run(model, batch), atol=1e-6)
+    np.testing.assert_allclose(
+        predictor(model)(poisoned)[:, :12], predictor(model)(batch), atol=1e-6
+    )
     loss = action_error(jnp.zeros((2, 14, 4)), padded)
     np.testing.assert_allclose(loss, np.square(batch.action[:, 8:]).mean(), rtol=1e-6)
 

@@ -16,6 +16,7 @@ from data.pool import Pool
 from exorl import EpisodeStore
 
 BOTH = ("cheetah_run", "cheetah_run_backward")
+CLONE = ModelConfig(chunk=1, width=16)  # the cheapest network, where any will do
 
 
 def losses(config: TrainConfig, steps: int) -> list[float]:
@@ -47,7 +48,9 @@ def saved(config: TrainConfig) -> list[np.ndarray]:
     ],
 )
 def test_every_method_learns_and_leaves_a_whole_run(config, method, model, tasks):
-    made = config(method=method, model=model, tasks=tasks, steps=30, data={"window": 5})
+    made = config(
+        method=method, model=model, tasks=tasks, steps=30, data={"window": 5, "fixed": True}
+    )
     training.train(made)
     lines = [json.loads(line) for line in (made.run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(2, 31, 2))
@@ -59,7 +62,7 @@ def test_every_method_learns_and_leaves_a_whole_run(config, method, model, tasks
 
 
 def test_resumed_equals_uninterrupted_bitwise(config, tmp_path, monkeypatch):
-    straight = config(run=tmp_path / "straight", steps=6, tasks=BOTH)
+    straight = config(run=tmp_path / "straight", steps=6, tasks=BOTH, data={"trajectories": 2})
     training.train(straight)
 
     broken = dataclasses.replace(straight, run=tmp_path / "broken")
@@ -83,7 +86,7 @@ def test_resumed_equals_uninterrupted_bitwise(config, tmp_path, monkeypatch):
 
 
 def test_a_run_with_other_settings_is_refused_by_name(config):
-    made = config(steps=2)
+    made = config(steps=2, method="bc", model=CLONE)
     training.train(made)
     changed = dataclasses.replace(made, seed=5)
     with pytest.raises(ValueError, match=r"other settings \(seed 0 → 5\)"):
@@ -91,7 +94,7 @@ def test_a_run_with_other_settings_is_refused_by_name(config):
 
 
 def test_an_incomplete_checkpoint_is_not_one(config):
-    made = config(steps=2)
+    made = config(steps=2, method="bc", model=CLONE)
     training.train(made)
     (checkpoint.folder(made.run) / "9").mkdir()
     assert checkpoint.latest(made.run) == 2
@@ -99,8 +102,8 @@ def test_an_incomplete_checkpoint_is_not_one(config):
 
 def test_bpt_and_ring_train_alike(config):
     """The same losses within 1e-4 over the first 20 steps, on one device and around a ring."""
-    ring = config(tasks=BOTH, mesh=MeshConfig(data=2, ring=4), data={"fixed": True})
-    # The same two chains in every batch: shards only round their number.
+    two_chains = {"fixed": True, "batch_tokens": 66}
+    ring = config(tasks=BOTH, mesh=MeshConfig(data=2, ring=4), data=two_chains)
     bpt = dataclasses.replace(
         ring, mesh=MeshConfig(), model=dataclasses.replace(ring.model, memory="bpt")
     )
@@ -110,7 +113,7 @@ def test_bpt_and_ring_train_alike(config):
 def test_parameters_sharded_over_fsdp_and_ring_train_alike(config):
     """A wide network whose parameters and moments are split over devices."""
     wide = ModelConfig(chunk=8, layers=1, width=256, heads=2)
-    whole = config(model=wide, data={"fixed": True})
+    whole = config(model=wide, data={"fixed": True, "batch_tokens": 66})
     split = dataclasses.replace(whole, mesh=MeshConfig(fsdp=2, ring=4))
     mesh = make_mesh(split.mesh)
     state = checkpoint.abstract_state(split, mesh)
@@ -170,7 +173,7 @@ def compiled_step(config: TrainConfig, *, chains: int, steps: int):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(config, monkeypatch):
-    made = config(steps=4)
+    made = config(steps=4, method="bc", model=CLONE)
     error = training.objective.action_error
     monkeypatch.setattr(training.objective, "action_error", lambda p, b: error(p, b) * np.nan)
     with pytest.raises(FloatingPointError, match=r"steps 0 to 2 \(seed 0\).*last good checkpoint"):
