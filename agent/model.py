@@ -21,7 +21,7 @@ from data.batches import Batch
 from data.packing import ACTING_SLOT, SLOTS
 
 _ROTARY_BASE = 1000.0
-"""Longest period about 6,000 trajectories, shortest about 6: indices up to 128+ stay distinct."""
+"""The shortest period is 2π trajectories, the longest nears 2π · base as heads widen."""
 
 _IMPLEMENTATION: dict[str, ring.Implementation] = {
     "plain": "dense",

@@ -57,7 +57,7 @@ class Compare:
 
 SIZES = {
     "demo": (
-        "about 8 minutes on 2 cores",
+        "less than 10 minutes on 2 cores",
         Compare(run=Path("runs/demo"), data=home() / "demo"),
     ),
     "smoke": (
