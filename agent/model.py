@@ -123,13 +123,13 @@ class AgenticTransformer(nnx.Module):
         )
         small = nnx.initializers.normal(0.02)
         slots = len(SLOTS[config.packing])
-        # As large as the inputs: layer normalisation would cancel the size of a lone return-to-go.
-        large = nnx.initializers.normal(1.0)
-        self.slots = nnx.Embed(slots, width, embedding_init=large, rngs=rngs)
+        if slots > 1:
+            # As large as inputs: layer normalisation would cancel the size of a lone return-to-go.
+            large = nnx.initializers.normal(1.0)
+            self.slots = nnx.Embed(slots, width, embedding_init=large, rngs=rngs)
         self.timesteps = nnx.Embed(dims.timesteps, width, embedding_init=small, rngs=rngs)
         if config.positions == "learned":
             self.trajectories = nnx.Embed(dims.trajectories, width, embedding_init=small, rngs=rngs)
-        self.input_norm = nnx.LayerNorm(width, rngs=rngs)
         # One block whose parameters are stacked over layers: compile time does not grow with depth.
         make = nnx.vmap(lambda keys: Block(config, rngs=keys), in_axes=0, out_axes=0)
         self.blocks = make(rngs.split(config.layers))
@@ -187,8 +187,7 @@ class AgenticTransformer(nnx.Module):
         time = self.timesteps(batch.timestep)
         if self.config.positions == "learned":
             time += self.trajectories(batch.trajectory)
-        parts = [self._slot(names[slot], batch) + self.slots.embedding[slot] for slot in slots]
-        values = self.input_norm(jnp.stack([part + time for part in parts], axis=2))
+        values = jnp.stack([self._slot(slot, batch) + time for slot in slots], axis=2)
         order = batch.order[..., None] * len(names) + jnp.array(list(slots), jnp.int32)
         order = jnp.where(batch.order[..., None] < 0, -1, order)
 
@@ -199,9 +198,10 @@ class AgenticTransformer(nnx.Module):
         trajectory = jnp.broadcast_to(batch.trajectory[..., None], order.shape)
         return Tokens(interleave(values), interleave(trajectory), interleave(order))
 
-    def _slot(self, name: str, batch: Batch) -> jax.Array:
+    def _slot(self, slot: int, batch: Batch) -> jax.Array:
+        name = SLOTS[self.config.packing][slot]
         if name != "step":
-            return self.inputs[name](getattr(batch, name))
+            return self.inputs[name](getattr(batch, name)) + self.slots.embedding[slot]
         token = self.inputs["return_to_go"](batch.return_to_go)
         token += self.inputs["observation"](batch.observation)
         token += self.inputs["reward"](batch.previous_reward)

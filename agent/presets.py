@@ -39,6 +39,10 @@ class Preset:
 
 _BASELINE_MODEL = ModelConfig(packing="rsa", layers=2, width=256, memory="plain")
 
+_DEMO_MODEL = ModelConfig(chunk=8, positions="learned", layers=2, width=64, heads=2)
+_DEMO_OPTIMIZER = OptimizerConfig(steps=1_500, learning_rate=3e-3)
+_DEMO_MESH = MeshConfig(data=2, ring=4, simulated=True)
+
 PRESETS: dict[str, Preset] = {
     "tiny": Preset(
         "one-headed and minute, for trying things out",
@@ -48,23 +52,30 @@ PRESETS: dict[str, Preset] = {
     ),
     "demo": Preset(
         "Agentic Transformer of `make demo`: a ring of 4 × data 2 on 8 simulated devices",
-        model=ModelConfig(chunk=8, positions="learned", layers=2, width=32, heads=2),
-        optimizer=OptimizerConfig(steps=2_000, learning_rate=4e-3),
-        mesh=MeshConfig(data=2, ring=4, simulated=True),
+        data={"top": 0.1},
+        model=_DEMO_MODEL,
+        optimizer=_DEMO_OPTIMIZER,
+        mesh=_DEMO_MESH,
+    ),
+    "demo_hidden": Preset(
+        "the same for the hidden tasks of `make demo`",
+        model=_DEMO_MODEL,
+        optimizer=_DEMO_OPTIMIZER,
+        mesh=_DEMO_MESH,
     ),
     "demo_dt": Preset(
         "Decision Transformer of `make demo`: windows of 20 steps",
         method="dt",
         data={"batch_tokens": 32 * 20 * 3},
         model=ModelConfig(packing="rsa", chunk=8, layers=2, width=32, heads=2, memory="plain"),
-        optimizer=OptimizerConfig(steps=2_000, learning_rate=4e-3),
+        optimizer=OptimizerConfig(steps=1_500, learning_rate=4e-3),
     ),
     "demo_bc10": Preset(
         "behaviour cloning of the best 10 % of `make demo`",
         method="bc10",
         data={"batch_tokens": 256},
         model=_BASELINE_MODEL,
-        optimizer=OptimizerConfig(steps=10_000, learning_rate=1e-3),
+        optimizer=OptimizerConfig(steps=6_000, learning_rate=1e-3),
     ),
     "at_step": Preset(
         "recommended start on one GPU: 32 trajectories, one token a step",

@@ -7,7 +7,7 @@ import numpy as np
 from agent.policy import Policy
 from data.batches import Batch
 from data.normalize import Normalizer
-from data.packing import steps_in
+from data.packing import steps_in, token_reward
 from exorl.simulation import Simulation
 from exorl.tasks import task
 
@@ -95,6 +95,6 @@ def rollout(
                 earned += rewards
             action = actions.reshape(batch, -1)
             returns[:, episode] += earned
-            reward = (earned * steps / scale).astype(np.float32)[:, None]
+            reward = token_reward(earned, steps, scale).astype(np.float32)[:, None]
             policy.record(seen._replace(action=action[:, None], reward=reward[:, None]))
     return returns

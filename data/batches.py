@@ -18,8 +18,7 @@ class Batch(NamedTuple):
         return_to_go: ``[B, S, 1]`` float32, at the start of the step, scaled.
         observation: ``[B, S, O]`` float32, standardised, at the start of the step.
         action: ``[B, S, c·A]`` float32, what is predicted.
-        reward: ``[B, S, 1]`` float32, summed over the step, in units of the mean reward of a step
-            in an episode whose return is the scale: about 1 where things go as well as can be.
+        reward: ``[B, S, 1]`` float32, summed over the step, scaled by `packing.token_reward`.
         previous_action: ``[B, S, c·A]`` float32, the action of the step before.
         previous_reward: ``[B, S, 1]`` float32, the reward of the step before.
         timestep: ``[B, S]`` int32, index of the step within its trajectory.

@@ -5,7 +5,7 @@ actions side by side, its rewards summed. The arrays hold no tokens: the model e
 interleaves on the device, so that no token-length array ever exists on the host.
 """
 
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,20 @@ ACTING_SLOT: dict[str, int] = {"step": 0, "rsar": 1, "rsa": 1}
 def steps_in(length: Count, chunk: int) -> Count:
     """Steps that ``length`` environment steps pack into; the last may be partial."""
     return -(-length // chunk)
+
+
+def token_reward(earned: Any, steps: Any, scale: float) -> Any:
+    """The reward of a step as a token holds it: a quarter where things go as well as can be.
+
+    Against returns-to-go, which are 1 at best, the reward of one step would be a few thousandths,
+    too faint an input to learn from, so it is multiplied by the steps of a trajectory.
+
+    Args:
+        earned: raw reward summed over the step.
+        steps: steps in the trajectory.
+        scale: raw return that counts as 1.
+    """
+    return earned * steps / (4 * scale)
 
 
 def pack(chain: Chain, *, chunk: int = 1) -> Batch:
@@ -77,8 +91,7 @@ def _steps(trajectory: Trajectory, index: int, chain: Chain, chunk: int) -> dict
         action = np.pad(action, ((0, missing), (0, 0)))
         reward = np.pad(reward, (0, missing))
     action, reward = action.reshape(count, -1), reward.reshape(count, chunk)
-    # Times the steps, or a reward would be a few thousandths, too faint an input to learn from.
-    summed = reward.sum(axis=1, dtype=np.float64) * count / chain.scale
+    summed = token_reward(reward.sum(axis=1, dtype=np.float64), count, chain.scale)
     step = np.arange(count, dtype=np.int32)
     return {
         "return_to_go": to_go[::chunk, None],

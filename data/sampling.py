@@ -8,7 +8,7 @@ import numpy as np
 from data.batches import Batch, stack
 from data.hindsight import Chain, chain
 from data.normalize import Normalizer
-from data.packing import SLOTS, pack, steps_in
+from data.packing import SLOTS, pack, steps_in, token_reward
 from data.pool import Pool
 
 
@@ -153,14 +153,15 @@ class WindowSampler:
         episodes = rng.choice(self._episodes, self.windows)
         begin = store.offsets[episodes]
         length = store.offsets[episodes + 1] - begin - 1
-        timestep = rng.integers(length // self.chunk - self.window + 1)[:, None] + np.arange(
-            self.window
-        )
+        # Drawn as if windows reached across the beginning, else first steps would be K times rarer
+        # than others, and an agent that cannot begin stands still for ever.
+        first = rng.integers(1 - self.window, length // self.chunk - self.window + 1)
+        timestep = np.maximum(first, 0)[:, None] + np.arange(self.window)
         rows = begin[:, None] + timestep * self.chunk  # the observation before each step, [B, K]
         earned, scale = self._earned, self.pool.best_return(task)
         to_go = self.pool.returns[task][episodes, None] - (earned[rows] - earned[begin, None])
-        reward = (earned[rows + self.chunk] - earned[rows]) / scale
-        reward *= steps_in(length, self.chunk)[:, None]
+        gained = earned[rows + self.chunk] - earned[rows]
+        reward = token_reward(gained, steps_in(length, self.chunk)[:, None], scale)
         shape = (self.windows, self.window)
         action = store.field("action")[rows[..., None] + 1 + np.arange(self.chunk)]
         action = action.reshape(*shape, -1)

@@ -38,7 +38,7 @@ class Compare:
         seeds: training seeds 0, 1, …; the data are the same for all.
         supervised_steps: environment steps of each collector that learns a task.
         structured_steps: environment steps of structured random policies.
-        updates: most training steps of any agent.
+        updates: training steps of every agent, instead of its preset's.
         rollouts: chains for each agent, task and context.
         jobs: processes at a time.
         plots: draw plots (needs matplotlib).
@@ -49,7 +49,7 @@ class Compare:
     seeds: int = 1
     supervised_steps: int = 60_000
     structured_steps: int = 200_000
-    updates: int = 10_000
+    updates: int | None = None
     rollouts: int = 20
     jobs: int = len(os.sched_getaffinity(0))
     plots: bool = True
@@ -119,24 +119,25 @@ def _pack(args: Compare) -> list[Job]:
 def _train_and_evaluate(args: Compare) -> list[Job]:
     jobs = []
     for seed in range(args.seeds):
-        for name, (preset, store, tasks, steps) in AGENTS.items():
+        for name, (preset, store, tasks) in AGENTS.items():
             run = args.run / f"seed{seed}" / name
             train = _module("train", preset, "--run", run, "--seed", seed)
             train += ("--data.store", str(args.data / "stores" / store), "--data.tasks", *tasks)
-            train += ("--optimizer.steps", str(min(args.updates, steps)))
+            if args.updates:
+                train += ("--optimizer.steps", str(args.updates))
             evaluate = _module("evaluate", "--checkpoint", run, "--rollouts", args.rollouts)
             jobs.append(Job(f"{name}, seed {seed}", (train, evaluate)))
     return jobs
 
 
 AGENTS = {
-    "hidden": ("demo", "hidden", HIDDEN, 2_000),
-    "bc10": ("demo_bc10", "single", (TASK,), 6_000),
-    "dt": ("demo_dt", "single", (TASK,), 1_500),
-    "at": ("demo", "single", (TASK,), 1_500),
+    "hidden": ("demo_hidden", "hidden", HIDDEN),
+    "bc10": ("demo_bc10", "single", (TASK,)),
+    "dt": ("demo_dt", "single", (TASK,)),
+    "at": ("demo", "single", (TASK,)),
 }
-"""Folder of an agent → preset, store, tasks, updates. The two Agentic Transformers are first and
-last: by the time the second starts, it finds the programs that the first compiled."""
+"""Folder of an agent → preset, store, tasks. The two Agentic Transformers are first and last: by
+the time the second starts, it finds the programs that the first compiled."""
 
 
 def _module(name: str, *arguments: object) -> tuple[str, ...]:
@@ -158,7 +159,7 @@ def _run(jobs: Sequence[Job], args: Compare) -> None:
 
 
 def _run_job(job: Job, args: Compare) -> None:
-    print(f"{job.name}: started", flush=True)
+    print(f"{job.name}: started\n", end="", flush=True)
     start = time.perf_counter()
     path = args.run / "logs" / f"{job.name.replace(', ', '-').replace(' ', '-')}.log"
     # Agents of one shape share their compiled programs.
@@ -171,7 +172,7 @@ def _run_job(job: Job, args: Compare) -> None:
             if done.returncode:
                 tail = "\n".join(path.read_text().splitlines()[-15:])
                 raise RuntimeError(f"{job.name} failed; the end of {path}:\n{tail}")
-    print(f"{job.name}: {time.perf_counter() - start:.0f} s", flush=True)
+    print(f"{job.name}: {time.perf_counter() - start:.0f} s\n", end="", flush=True)
 
 
 def _report(args: Compare, seconds: float) -> None:

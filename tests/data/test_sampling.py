@@ -145,6 +145,14 @@ def test_windows_agree_with_packed_chains(single):
         np.testing.assert_array_equal(batch.observation[row], normal)
 
 
+def test_first_steps_are_drawn_no_more_rarely_than_others(single):
+    made = WindowSampler(single, single.normalizer(), chunk=8, window=4, top=1.0, windows=2_000)
+    counts = np.bincount(made.batch(0, 0).timestep.ravel(), minlength=10)
+    middle = counts[4:7].mean()
+    assert (counts[:4] > 0.9 * middle).all()
+    assert counts[0] < 1.2 * middle
+
+
 def test_refusals_name_what_is_wrong(single, hidden, cheetah_store, monkeypatch):
     with pytest.raises(ValueError, match="one task"):
         WindowSampler(hidden, hidden.normalizer(), chunk=1, window=1, top=1.0, windows=1)
