@@ -51,6 +51,7 @@ class ModelConfig:
         layers: transformer blocks, or hidden layers of a behaviour-cloning network.
         width: E, channels of the residual stream, or of each hidden layer.
         heads: attention heads; must divide width.
+        dropout: fraction of each residual branch's outputs that training drops (at, dt).
         memory: `plain` dense attention, `memory_efficient` blockwise attention, `bpt` blockwise
             attention and feed-forward, `ring` bpt with the sequence sharded over mesh.ring.
         block_size: most tokens in a block of blockwise computation.
@@ -63,6 +64,7 @@ class ModelConfig:
     layers: int = 2
     width: int = 64
     heads: int = 1
+    dropout: float = 0.0
     memory: Memory = "ring"
     block_size: int = 512
 
@@ -153,6 +155,8 @@ class TrainConfig:
         _positive("config", self, ("log_every", "checkpoint_every"))
         if not 0 < self.data.top <= 1:
             raise ValueError(f"data.top={self.data.top} must lie in (0, 1]")
+        if not 0 <= model.dropout < 1:
+            raise ValueError(f"model.dropout={model.dropout} must lie in [0, 1)")
         if self.method in ("at", "dt"):
             if model.width % (4 * model.heads):
                 raise ValueError(
@@ -172,6 +176,11 @@ class TrainConfig:
                 )
         elif mesh.devices != 1:
             raise ValueError(f"method={self.method} trains on one device, got a mesh of {mesh}")
+        elif model.dropout:
+            raise ValueError(
+                f"method={self.method} has no residual branches to drop from, got "
+                f"model.dropout={model.dropout}; use 0"
+            )
         if self.method == "dt" and model.packing != "rsa":
             raise ValueError(
                 f"method=dt reads (R̂, s, a): use model.packing=rsa, not {model.packing}"

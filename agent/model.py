@@ -74,6 +74,7 @@ class Block(nnx.Module):
         width = config.width
         self.heads = config.heads
         self.rotary = config.positions == "rotary"
+        self.dropout = config.dropout
         # Blocking the feed-forward is what distinguishes bpt from memory-efficient attention.
         self.block_size = config.block_size if config.memory in ("bpt", "ring") else None
         self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
@@ -95,13 +96,28 @@ class Block(nnx.Module):
             query, key = rotate(query, trajectory), rotate(key, trajectory)
         return query, key, value
 
-    def finish(self, x: jax.Array, attended: jax.Array) -> jax.Array:
-        """Residuals and feed-forward after attention; all ``[B, T, E]`` but attended's heads."""
-        x = x + self.project(attended.reshape(x.shape))
+    def finish(
+        self, x: jax.Array, attended: jax.Array, order: jax.Array, key: jax.Array | None
+    ) -> jax.Array:
+        """Residuals and feed-forward after attention; all ``[B, T, E]`` but attended's heads.
+
+        A ``key`` drops parts of the branches, as in training.
+        """
+        x = x + self._drop(self.project(attended.reshape(x.shape)), order, key, branch=0)
         # A sequence of one block, as in decoding, has nothing to gain from being cut.
         if self.block_size is None or x.shape[1] <= self.block_size:
-            return x + self._feedforward(x)
-        return x + ring.blockwise_feedforward(self._feedforward, x, block_size=self.block_size)
+            forward = self._feedforward(x)
+        else:
+            forward = ring.blockwise_feedforward(self._feedforward, x, block_size=self.block_size)
+        return x + self._drop(forward, order, key, branch=1)
+
+    def _drop(
+        self, x: jax.Array, order: jax.Array, key: jax.Array | None, *, branch: int
+    ) -> jax.Array:
+        if key is None:
+            return x
+        keep = keep_mask(jax.random.fold_in(key, branch), order, x.shape[-1], self.dropout)
+        return jnp.where(keep, x / (1 - self.dropout), 0)
 
     def _feedforward(self, x: jax.Array) -> jax.Array:
         return self.contract(nnx.relu(self.expand(self.feedforward_norm(x))))
@@ -136,12 +152,18 @@ class AgenticTransformer(nnx.Module):
         self.output_norm = nnx.LayerNorm(width, rngs=rngs)
         self.head = nnx.Linear(width, dims.action, rngs=rngs)
 
-    def __call__(self, batch: Batch) -> jax.Array:
-        """Predicted actions ``[B, S, c·A]`` in (−1, 1)."""
-        return self.forward(batch)[0]
+    def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
+        """Predicted actions ``[B, S, c·A]`` in (−1, 1); a key drops out, as in training."""
+        return self.forward(batch, dropout_key)[0]
 
-    def forward(self, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
+    def forward(
+        self, batch: Batch, dropout_key: jax.Array | None = None
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
         """Actions and the keys and values that later tokens may attend to.
+
+        Args:
+            batch: arrays over steps ``[B, S, …]``.
+            dropout_key: drops out parts of the residual branches; None drops nothing.
 
         Returns:
             Actions ``[B, S, c·A]``; keys and values ``[L, B, T, H, D]`` (computed only if used);
@@ -164,7 +186,7 @@ class AgenticTransformer(nnx.Module):
 
         # Saving attention's output and log-sum-exp spares the backward pass a second ring.
         policy = jax.checkpoint_policies.save_only_these_names("attention_out", "attention_lse")
-        x, _, kept = self.run_blocks(tokens, attend, None, remat=policy)
+        x, _, kept = self.run_blocks(tokens, attend, None, remat=policy, dropout_key=dropout_key)
         acting = x.reshape(x.shape[0], -1, slots, x.shape[-1])[:, :, self.acting_slot]
         return self.act(acting), kept, tokens.order
 
@@ -210,7 +232,13 @@ class AgenticTransformer(nnx.Module):
         return token
 
     def run_blocks(
-        self, tokens: Tokens, attend: Attend, state: Any, *, remat: Any = None
+        self,
+        tokens: Tokens,
+        attend: Attend,
+        state: Any,
+        *,
+        remat: Any = None,
+        dropout_key: jax.Array | None = None,
     ) -> tuple[jax.Array, Any, Any]:
         """All blocks over the tokens by one scan.
 
@@ -219,6 +247,7 @@ class AgenticTransformer(nnx.Module):
             attend: attention, given the carried state (a cache when decoding).
             state: what ``attend`` carries from layer to layer.
             remat: a checkpoint policy, when gradients are wanted.
+            dropout_key: see `forward`.
 
         Returns:
             Tokens ``[B, T, E]`` after the last block, the state, what ``attend`` kept per layer.
@@ -230,7 +259,8 @@ class AgenticTransformer(nnx.Module):
             block = nnx.merge(structure, layer[0])
             query, key, value = block.attention_inputs(x, tokens.trajectory)
             attended, state, kept = attend(query, key, value, state, layer[1])
-            return (block.finish(x, attended), state), kept
+            drop = None if dropout_key is None else jax.random.fold_in(dropout_key, layer[1])
+            return (block.finish(x, attended, tokens.order, drop), state), kept
 
         if remat is not None:
             body = jax.checkpoint(body, policy=remat)
@@ -241,6 +271,27 @@ class AgenticTransformer(nnx.Module):
     def act(self, x: jax.Array) -> jax.Array:
         """Actions ``[B, S, c·A]`` from the acting tokens' outputs ``[B, S, E]``."""
         return jnp.tanh(self.head(self.output_norm(x)))
+
+
+def keep_mask(key: jax.Array, order: jax.Array, width: int, rate: float) -> jax.Array:
+    """What dropout keeps: a function of key, chain and token order, so the same on every mesh.
+
+    Args:
+        key: of one residual branch of one layer in one training step.
+        order: ``[B, T]`` int32 token order.
+        width: E.
+        rate: fraction that is dropped.
+
+    Returns:
+        ``[B, T, E]`` bool.
+    """
+
+    def token(chain: jax.Array, order: jax.Array) -> jax.Array:
+        own = jax.random.fold_in(jax.random.fold_in(key, chain), order)
+        return jax.random.bernoulli(own, 1 - rate, (width,))
+
+    chains = jnp.arange(order.shape[0])
+    return jax.vmap(jax.vmap(token, in_axes=(None, 0)))(chains, order)
 
 
 def rotate(x: jax.Array, trajectory: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """Named settings: shapes, optimizer and mesh; the store, tasks and run folder are the user's."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ PRESETS: dict[str, Preset] = {
     "demo": Preset(
         "Agentic Transformer of `make demo`: a ring of 4 × data 2 on 8 simulated devices",
         data={"top": 0.1},
-        model=_DEMO_MODEL,
+        model=replace(_DEMO_MODEL, dropout=0.2),
         optimizer=_DEMO_OPTIMIZER,
         mesh=_DEMO_MESH,
     ),

@@ -131,13 +131,12 @@ def _train_and_evaluate(args: Compare) -> list[Job]:
 
 
 AGENTS = {
-    "hidden": ("demo_hidden", "hidden", HIDDEN),
-    "bc10": ("demo_bc10", "single", (TASK,)),
-    "dt": ("demo_dt", "single", (TASK,)),
     "at": ("demo", "single", (TASK,)),
+    "hidden": ("demo_hidden", "hidden", HIDDEN),
+    "dt": ("demo_dt", "single", (TASK,)),
+    "bc10": ("demo_bc10", "single", (TASK,)),
 }
-"""Folder of an agent → preset, store, tasks. The two Agentic Transformers are first and last: by
-the time the second starts, it finds the programs that the first compiled."""
+"""Folder of an agent → preset, store, tasks. The longest first: no core then waits at the end."""
 
 
 def _module(name: str, *arguments: object) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ def test_presets_are_sound_and_survive_json(name):
         ({"model": ModelConfig(packing="rsa")}, "needs a reward token"),
         ({"method": "bc", "mesh": MeshConfig(data=2)}, "one device"),
         ({"method": "bc", "tasks": ("cheetah_run", "cheetah_run_backward")}, "one task"),
+        ({"model": ModelConfig(dropout=1.0)}, r"model\.dropout=1\.0 must lie in"),
+        ({"method": "bc", "model": ModelConfig(dropout=0.1)}, "no residual branches to drop from"),
         ({"data": {"top": 0.0}}, r"data\.top=0\.0 must lie in"),
     ],
 )

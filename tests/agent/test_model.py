@@ -12,7 +12,7 @@ from flax import nnx
 
 import ring
 from agent.config import ModelConfig
-from agent.model import AgenticTransformer, Dimensions, rotate
+from agent.model import AgenticTransformer, Dimensions, keep_mask, rotate
 from agent.objective import action_error
 from data.batches import Batch, pad_steps, place
 
@@ -165,6 +165,30 @@ def test_padding_changes_nothing():
 def test_an_empty_mask_is_no_loss_not_nan():
     batch = random_batch()._replace(loss_mask=np.zeros((2, 12), np.float32))
     assert action_error(jnp.ones((2, 12, 4)), batch) == 0
+
+
+def test_dropout_depends_on_key_chain_and_order_alone():
+    key, order = jax.random.key(0), jnp.stack([jnp.arange(200), jnp.arange(200)])
+    keep = keep_mask(key, order, 32, 0.25)
+    np.testing.assert_allclose(keep.mean(), 0.75, atol=0.01)  # of 12,800: 2.6 standard errors
+    np.testing.assert_array_equal(keep_mask(key, order[:, ::-1], 32, 0.25), keep[:, ::-1])
+    for other in (keep[::-1], keep_mask(jax.random.key(1), order, 32, 0.25)):
+        np.testing.assert_allclose((keep == other).mean(), 0.75**2 + 0.25**2, atol=0.02)
+
+
+def test_dropout_keeps_the_mean_and_only_acts_with_a_key():
+    model, batch = network(dropout=0.5), random_batch()
+    mesh = ring.make_mesh()
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal(model(batch), model(batch))
+        first, second = (model(batch, jax.random.key(seed)) for seed in (0, 1))
+        assert float(jnp.abs(first - second).mean()) > 0.01
+        assert float(jnp.abs(first - model(batch)).mean()) > 0.01
+    block = jax.tree.map(lambda leaf: leaf[0], model.blocks)
+    ones, order = jnp.ones((4, 500, 16)), jnp.tile(jnp.arange(500), (4, 1))
+    dropped = block._drop(ones, order, jax.random.key(0), branch=0)
+    assert set(np.unique(dropped)) == {0.0, 2.0}
+    np.testing.assert_allclose(dropped.mean(), 1, atol=0.02)
 
 
 def test_rotation_keeps_lengths_and_sees_only_differences_of_index():

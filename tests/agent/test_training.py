@@ -62,7 +62,13 @@ def test_every_method_learns_and_leaves_a_whole_run(config, method, model, tasks
 
 
 def test_resumed_equals_uninterrupted_bitwise(config, tmp_path, monkeypatch):
-    straight = config(run=tmp_path / "straight", steps=6, tasks=BOTH, data={"trajectories": 2})
+    straight = config(
+        run=tmp_path / "straight",
+        model=ModelConfig(chunk=8, layers=2, width=16, heads=2, dropout=0.1),
+        steps=6,
+        tasks=BOTH,
+        data={"trajectories": 2},
+    )
     training.train(straight)
 
     broken = dataclasses.replace(straight, run=tmp_path / "broken")
@@ -100,10 +106,12 @@ def test_an_incomplete_checkpoint_is_not_one(config):
     assert checkpoint.latest(made.run) == 2
 
 
-def test_bpt_and_ring_train_alike(config):
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_bpt_and_ring_train_alike(config, dropout):
     """The same losses within 1e-4 over the first 20 steps, on one device and around a ring."""
     two_chains = {"fixed": True, "batch_tokens": 66}
-    ring = config(tasks=BOTH, mesh=MeshConfig(data=2, ring=4), data=two_chains)
+    model = ModelConfig(chunk=8, layers=2, width=16, heads=2, dropout=dropout)
+    ring = config(tasks=BOTH, mesh=MeshConfig(data=2, ring=4), data=two_chains, model=model)
     bpt = dataclasses.replace(
         ring, mesh=MeshConfig(), model=dataclasses.replace(ring.model, memory="bpt")
     )
