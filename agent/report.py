@@ -188,8 +188,15 @@ def versions() -> str:
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
-def plot_returns(path: Path, results: Sequence[Result], task: str) -> None:
-    """Returns with spread: every chain's mean a dot, the method's mean with its interval."""
+def plot_returns(path: Path, results: Sequence[Result], task: str, dataset: np.ndarray) -> None:
+    """Returns with spread: every chain's mean a dot, the method's mean with its interval.
+
+    Args:
+        path: of the PNG.
+        results: of all methods.
+        task: whose returns.
+        dataset: ``[N]`` returns of the training episodes, for comparison.
+    """
 
     def draw(axes: Any) -> None:
         methods = [m for m in ("bc10", "dt", "at") if select(results, method=m, task=task)]
@@ -201,10 +208,13 @@ def plot_returns(path: Path, results: Sequence[Result], task: str) -> None:
             jitter = np.random.default_rng(0).uniform(-0.15, 0.15, len(means))
             axes.scatter(place + jitter, means, s=12, alpha=0.4, color=f"C{place}")
             _error_bar(axes, place, bootstrap(means))
+        axes.axhline(dataset.max(), color="grey", linestyle="--", label="training data, best")
+        axes.axhline(dataset.mean(), color="grey", linestyle=":", label="training data, mean")
+        axes.legend(loc="center right")
         axes.set_xticks(range(len(methods)), [NAMES[method] for method in methods])
         axes.set_ylim(bottom=0)
         axes.set_ylabel("mean return of a chain")
-        axes.set_title(f"{task}: dots are chains, bars 95 % over chains")
+        axes.set_title(f"{task}, {_seeds_of(results)}: dots are chains, bars 95 % over chains")
 
     _figure(path, draw)
 
@@ -226,7 +236,7 @@ def plot_in_context(path: Path, results: Sequence[Result]) -> None:
             axes.set_xticks(episodes)
         axes.set_xlabel("self-generated episode in one context")
         axes.set_ylabel("% of the task's best-quantile return")
-        axes.set_title("Hidden task: the agent finds out by itself")
+        axes.set_title(f"Hidden task, {_seeds_of(results)}: chains faint, means bold")
         axes.legend()
 
     _figure(path, draw)
@@ -251,9 +261,15 @@ def plot_hidden(path: Path, results: Sequence[Result]) -> None:
         ]
         axes.set_xticks(range(len(CONTEXTS)), labels)
         axes.set_ylabel("% of the task's best-quantile return")
-        axes.set_title("Hidden task: bars mean of both, dots each task and seed")
+        axes.set_title(
+            f"Hidden task, {_seeds_of(results)}: bars both tasks, dots each task and seed"
+        )
 
     _figure(path, draw)
+
+
+def _seeds_of(results: Sequence[Result]) -> str:
+    return f"seeds {', '.join(map(str, values_of(results, 'seed')))}"
 
 
 def _error_bar(axes: Any, place: float, estimate: Estimate) -> None:

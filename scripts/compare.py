@@ -205,7 +205,7 @@ def _report(args: Compare, seconds: float) -> None:
     (args.run / "report.md").write_text(text)
     write_csv(args.run / "results.csv", single + [h._replace(method="at_hidden") for h in hidden])
     if args.plots:
-        report.plot_returns(args.run / "returns.png", single, TASK)
+        report.plot_returns(args.run / "returns.png", single, TASK, returns)
         report.plot_in_context(args.run / "in_context.png", hidden)
         report.plot_hidden(args.run / "hidden.png", hidden)
     print(f"\n{text}\nreport, CSV and plots: {args.run}")

@@ -72,7 +72,7 @@ def test_the_table_of_one_evaluation_has_every_cell():
 
 def test_plots_are_png_files(tmp_path):
     single = results("at", 0, RUN, "self", [[10.0, 30.0], [20.0, 25.0]], 100.0)
-    report.plot_returns(tmp_path / "returns.png", single, RUN)
+    report.plot_returns(tmp_path / "returns.png", single, RUN, np.array([1.0, 9.0]))
     report.plot_in_context(tmp_path / "in_context.png", hidden())
     report.plot_hidden(tmp_path / "hidden.png", hidden())
     drawn = sorted(tmp_path.iterdir())
