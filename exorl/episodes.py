@@ -11,6 +11,7 @@ of zeros that never happened. Row t holds the action taken in state t - 1 and wh
 Discounts are 1 throughout: an episode ends by its time limit, never by failure.
 """
 
+import io
 import os
 import re
 import zipfile
@@ -59,39 +60,53 @@ DTYPES: dict[str, np.dtype] = {
 class EpisodeFile:
     """An episode on disk, as its name describes it."""
 
-    path: Path
+    path: Path | zipfile.Path
     index: int
     length: int  # T, steps
 
 
-def find(folder: str | Path) -> list[EpisodeFile]:
-    """The episodes in a folder, by number, not by name.
+def find(source: str | Path) -> list[EpisodeFile]:
+    """The episodes in a folder or a zip, by number, not by name.
 
     Both naming schemes are known: `episode_{index}_{length}.npz`, however padded, and the older
-    `{timestamp}_{index}_{length}.npz`. In a folder unpacked from ExoRL's archives the episodes
-    lie in its `buffer`.
+    `{timestamp}_{index}_{length}.npz`. In ExoRL's archives, packed or unpacked, the episodes lie
+    in `buffer`.
 
     Raises:
-        EpisodeError: There is no such folder, or an npz file in it is named otherwise.
+        EpisodeError: There is no such source, or an npz file in it is named otherwise.
     """
-    folder = Path(folder)
+    folder = _opened(Path(source))
     if (folder / "buffer").is_dir():
         folder = folder / "buffer"
-    if not folder.is_dir():
-        raise EpisodeError(f"{folder}: no such folder")
-    paths = (path for path in folder.glob("*.npz") if not path.name.startswith("."))
-    return sorted((describe(path) for path in paths), key=lambda file: (file.index, file.path))
+    paths = [path for path in folder.iterdir() if _is_npz(path.name)]
+    return sorted((describe(path) for path in paths), key=lambda file: (file.index, str(file.path)))
 
 
-def describe(path: str | Path) -> EpisodeFile:
+def _opened(source: Path) -> Path | zipfile.Path:
+    if source.is_dir():
+        return source
+    if not source.exists():
+        raise EpisodeError(f"{source}: no such folder or zip")
+    try:
+        return zipfile.Path(source)
+    except zipfile.BadZipFile as error:
+        raise EpisodeError(f"{source}: neither a folder nor a whole zip ({error})") from error
+
+
+def _is_npz(name: str) -> bool:
+    return name.endswith(".npz") and not name.startswith(".")
+
+
+def describe(path: str | Path | zipfile.Path) -> EpisodeFile:
     """What the name of an episode file says; `EpisodeError` if it is named otherwise."""
-    match = _NAME.fullmatch(Path(path).name)
+    path = Path(path) if isinstance(path, str) else path
+    match = _NAME.fullmatch(path.name)
     if match is None:
         raise EpisodeError(f"{path}: expected a name like episode_000000_1000.npz (number, steps)")
-    return EpisodeFile(Path(path), int(match["index"]), int(match["length"]))
+    return EpisodeFile(path, int(match["index"]), int(match["length"]))
 
 
-def read(path: str | Path, task: Task | None = None) -> Episode:
+def read(path: str | Path | zipfile.Path, task: Task | None = None) -> Episode:
     """The episode in a file, checked against its own name and, if given, a task's sizes.
 
     Keys beyond ExoRL's five are ignored (some collectors store their skill).
@@ -100,9 +115,10 @@ def read(path: str | Path, task: Task | None = None) -> Episode:
         EpisodeError: The file is damaged, or a field is missing, of the wrong type or shape, or
             not finite.
     """
-    length = describe(path).length
+    file = describe(path)
     try:
-        with open(path, "rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
+        content = io.BytesIO(file.path.read_bytes())
+        with np.lib.npyio.NpzFile(content, allow_pickle=False) as arrays:
             missing = [name for name in FIELDS if name not in arrays]
             if missing:
                 raise EpisodeError(f"{path}: no {missing[0]!r} in it, only {sorted(arrays)}")
@@ -113,7 +129,7 @@ def read(path: str | Path, task: Task | None = None) -> Episode:
         raise EpisodeError(
             f"{path}: damaged or not an npz file ({error}); fetch it again"
         ) from error
-    check(episode, path, length, task)
+    check(episode, path, file.length, task)
     return episode
 
 
@@ -136,7 +152,9 @@ def write(folder: str | Path, index: int, episode: Episode) -> Path:
     return path
 
 
-def check(episode: Episode, path: str | Path, length: int, task: Task | None = None) -> None:
+def check(
+    episode: Episode, path: str | Path | zipfile.Path, length: int, task: Task | None = None
+) -> None:
     """Refuses an episode that does not have `length` steps of finite numbers, by `EpisodeError`.
 
     Args:

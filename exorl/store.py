@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from exorl.episodes import DTYPES, FIELDS, Episode, EpisodeError, EpisodeFile
 from exorl.tasks import Task, domain_tasks
 
 SCHEMA = 1
+
+Select = Literal["first", "last", "stratified", "random"]
 
 Progress = Callable[[Sequence[EpisodeFile]], Iterable[EpisodeFile]]
 
@@ -39,8 +41,9 @@ class EpisodeStore:
     Attributes:
         path: The store's folder.
         index: What `index.json` holds: `schema`, `domain`, `fingerprint`, `versions` of the
-            libraries, `sources` (collector name to folder), `skipped` files with the reason, and
-            `episodes`, for each its `collector`, `episode` number there, `file` and `digest`.
+            libraries, `sources` (collector name to folder), the `selection` from each, `skipped`
+            files with the reason, and `episodes`, for each its `collector`, `episode` number
+            there, `file` and `digest`.
         offsets: int64 [N+1], the rows where episodes begin and, last, how many rows there are.
     """
 
@@ -102,17 +105,22 @@ def pack(
     *,
     domain: str,
     episodes: int | None = None,
+    select: Select = "first",
+    seed: int = 0,
     skip_bad: bool = False,
     progress: Progress = iter,
 ) -> EpisodeStore:
-    """Packs folders of ExoRL episodes into one store, which appears at `out` whole or not at all.
+    """Packs ExoRL episodes into one store, which appears at `out` whole or not at all.
 
     Args:
-        sources: Folders by collector name; a bare list is named by the folders themselves (the
-            parent of a `buffer`).
+        sources: Folders or zips of episodes by collector name; a bare list is named by the files
+            themselves (the parent of a `buffer`).
         out: Where the store shall be. One that is there already is kept if it is the same.
         domain: Whose sizes the episodes must have.
-        episodes: Only the first so many of each source, by number.
+        episodes: Only so many of each source; None for all.
+        select: Which of them, by number: the `first`, which explored least, the `last`, the first
+            of each of so many equal stretches (`stratified`), or a `random` choice.
+        seed: Of the random choice, which also depends on the collector's name.
         skip_bad: Leaves out episodes that can't be used and lists them in the index.
         progress: Wraps the list of files while it is worked off; `tqdm.tqdm` fits.
 
@@ -123,7 +131,11 @@ def pack(
     """
     out, task = Path(out), domain_tasks(domain)[0]
     folders = _named(sources)
-    plan = [(name, file) for name, folder in folders.items() for file in _choose(folder, episodes)]
+    plan = [
+        (name, file)
+        for name, folder in folders.items()
+        for file in _choose(name, folder, episodes, select, seed)
+    ]
     if not plan:
         raise StoreError("no sources to pack: name at least one folder of episodes")
     partial = out.with_name(f".{out.name}.{os.getpid()}")
@@ -138,6 +150,7 @@ def pack(
                 name: importlib.metadata.version(name) for name in ("numpy", "dm-control", "mujoco")
             },
             "sources": {name: str(folder) for name, folder in folders.items()},
+            "selection": {"episodes": episodes, "select": select, "seed": seed},
             "skipped": skipped,
             "episodes": listed,
         }
@@ -156,20 +169,39 @@ def _named(sources: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str
         return {name: Path(folder) for name, folder in sources.items()}
     folders = {}
     for folder in map(Path, sources):
-        name = folder.resolve().parent.name if folder.name == "buffer" else folder.resolve().name
+        whole = folder.resolve()
+        name = whole.parent.name if folder.name == "buffer" else whole.name.removesuffix(".zip")
         if name in folders:
             raise StoreError(f"two sources are called {name!r}: give them as a mapping from names")
         folders[name] = folder
     return folders
 
 
-def _choose(folder: Path, count: int | None) -> list[EpisodeFile]:
+def _choose(
+    name: str, folder: Path, count: int | None, select: Select, seed: int
+) -> list[EpisodeFile]:
     found = files.find(folder)
     if not found:
-        raise StoreError(f"{folder}: no episodes (episode_000000_1000.npz and so on) in it")
+        # The end of a zip that was cut short can be that of an episode in it, itself a zip.
+        cut = ", perhaps because the zip was cut short" if folder.is_file() else ""
+        raise StoreError(f"{folder}: no episodes (episode_000000_1000.npz and so on) in it{cut}")
     if count is not None and not 1 <= count <= len(found):
         raise StoreError(f"{folder}: {count} episodes wanted, but there are {len(found)}")
-    return found[:count]
+    return [found[i] for i in _selected(len(found), count or len(found), select, (seed, name))]
+
+
+def _selected(total: int, count: int, select: Select, key: tuple[int, str]) -> np.ndarray:
+    """Which `count` of `total`, ascending."""
+    if select == "first":
+        return np.arange(count)
+    if select == "last":
+        return np.arange(total - count, total)
+    if select == "stratified":
+        return np.arange(count) * total // count
+    if select == "random":
+        rng = np.random.default_rng([key[0], *key[1].encode()])
+        return np.sort(rng.choice(total, count, replace=False))
+    raise StoreError(f"select is {select!r}, expected first, last, stratified or random")
 
 
 def _write_fields(

@@ -1,4 +1,4 @@
-"""Pack folders of ExoRL episodes into one memory-mapped store.
+"""Pack ExoRL episodes, from folders or straight from zips, into one memory-mapped store.
 
 Example:
     python -m scripts.pack --domain cheetah --out ~/.cache/exoring/stores/cheetah \
@@ -12,18 +12,22 @@ import tyro
 from tqdm import tqdm
 
 import exorl
+from exorl.store import Select
 from scripts import command
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Pack folders of ExoRL episodes into one memory-mapped store.
+    """Pack ExoRL episodes into one memory-mapped store.
 
     Attributes:
-        sources: folders of episode_*.npz files; the name of a folder names its collector.
+        sources: folders or zips of episode_*.npz files; their names name the collectors.
         domain: such as cheetah; the sizes of all arrays are checked against it.
         out: folder of the store; an identical store that is already there is kept.
-        episodes: take only the first so many of each folder.
+        episodes: take only so many of each source.
+        select: which of them: the first (which explored least), the last, the first of each of so
+            many equal stretches (stratified), or a random choice.
+        seed: of the random choice.
         skip_bad: leave out unreadable episodes and list them, instead of refusing.
     """
 
@@ -31,6 +35,8 @@ class Pack:
     domain: str
     out: Path
     episodes: int | None = None
+    select: Select = "first"
+    seed: int = 0
     skip_bad: bool = False
 
 
@@ -41,6 +47,8 @@ def main(args: Pack) -> None:
         args.out,
         domain=args.domain,
         episodes=args.episodes,
+        select=args.select,
+        seed=args.seed,
         skip_bad=args.skip_bad,
         progress=lambda files: tqdm(files, desc="pack", unit="episode", disable=None),
     )

@@ -1,5 +1,6 @@
 import json
 import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -93,6 +94,59 @@ def test_the_first_episodes_are_the_first_by_number(folder, tmp_path):
     for count in (0, 12):
         with pytest.raises(StoreError, match=f"{count} episodes wanted, but there are 11"):
             pack([folder], tmp_path / "other", domain="cartpole", episodes=count)
+
+
+def numbers(store):
+    return [entry["episode"] for entry in store.index["episodes"]]
+
+
+def test_a_selection_is_of_episodes_by_number_and_recorded(folder, tmp_path):
+    expected = {"first": [0, 1, 2, 3], "last": [7, 8, 9, 10], "stratified": [0, 2, 5, 8]}
+    for select, chosen in expected.items():
+        store = pack([folder], tmp_path / select, domain="cartpole", episodes=4, select=select)
+        assert numbers(store) == chosen
+        assert store.index["selection"] == {"episodes": 4, "select": select, "seed": 0}
+    chosen = [
+        numbers(pack([folder], tmp_path / name, domain="cartpole", select="random", **changes))
+        for name, changes in {
+            "a": {"episodes": 4, "seed": 1},
+            "b": {"episodes": 4, "seed": 1},
+            "c": {"episodes": 4, "seed": 2},
+            "all": {},
+        }.items()
+    ]
+    assert chosen[0] == chosen[1] == sorted(set(chosen[0])) != chosen[2]
+    assert chosen[3] == list(range(11))
+    with pytest.raises(StoreError, match="select is 'best', expected first, last"):
+        pack([folder], tmp_path / "out", domain="cartpole", episodes=4, select="best")
+
+
+def test_a_zip_is_packed_without_unpacking_it(folder, tmp_path):
+    archive = tmp_path / "rnd.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        for path in folder.iterdir():
+            made.write(path, f"buffer/{path.name}")
+        made.writestr("video/0.mp4", b"film")
+    before = set(tmp_path.iterdir())
+    packed = pack([archive], tmp_path / "zipped", domain="cartpole")
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "zipped"}
+    unpacked = pack([folder], tmp_path / "out", domain="cartpole")
+    assert packed.fingerprint == unpacked.fingerprint
+    assert packed.index["episodes"] == unpacked.index["episodes"]
+    archive.write_bytes(archive.read_bytes()[:-30])
+    with pytest.raises(StoreError, match=r"rnd\.zip: no episodes .* cut short"):
+        pack([archive], tmp_path / "again", domain="cartpole")
+    archive.write_bytes(b"nonsense")
+    with pytest.raises(EpisodeError, match=r"rnd\.zip: neither a folder nor a whole zip"):
+        pack([archive], tmp_path / "again", domain="cartpole")
+
+
+def test_a_bad_episode_in_a_zip_is_named(folder, tmp_path):
+    archive = tmp_path / "rnd.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("buffer/episode_000003_10.npz", b"nonsense")
+    with pytest.raises(EpisodeError, match=r"rnd\.zip/buffer/episode_000003_10\.npz: damaged"):
+        pack([archive], tmp_path / "out", domain="cartpole")
 
 
 def test_a_bad_episode_is_refused_by_name_or_skipped_and_listed(folder, tmp_path):
