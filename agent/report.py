@@ -210,11 +210,11 @@ def plot_returns(path: Path, results: Sequence[Result], task: str, dataset: np.n
             _error_bar(axes, place, bootstrap(means))
         axes.axhline(dataset.max(), color="grey", linestyle="--", label="training data, best")
         axes.axhline(dataset.mean(), color="grey", linestyle=":", label="training data, mean")
-        axes.legend(loc="center right")
+        axes.legend(loc="lower left")
         axes.set_xticks(range(len(methods)), [NAMES[method] for method in methods])
         axes.set_ylim(bottom=0)
         axes.set_ylabel("mean return of a chain")
-        axes.set_title(f"{task}, {_seeds_of(results)}: dots are chains, bars 95 % over chains")
+        axes.set_title(f"{task}, {_seeds_of(results)}\ndots: chains; bars: mean, 95 % over chains")
 
     _figure(path, draw)
 
@@ -236,7 +236,7 @@ def plot_in_context(path: Path, results: Sequence[Result]) -> None:
             axes.set_xticks(episodes)
         axes.set_xlabel("self-generated episode in one context")
         axes.set_ylabel("% of the task's best-quantile return")
-        axes.set_title(f"Hidden task, {_seeds_of(results)}: chains faint, means bold")
+        axes.set_title(f"Hidden task, {_seeds_of(results)}\nfaint: chains; bold: mean of chains")
         axes.legend()
 
     _figure(path, draw)
@@ -262,7 +262,8 @@ def plot_hidden(path: Path, results: Sequence[Result]) -> None:
         axes.set_xticks(range(len(CONTEXTS)), labels)
         axes.set_ylabel("% of the task's best-quantile return")
         axes.set_title(
-            f"Hidden task, {_seeds_of(results)}: bars both tasks, dots each task and seed"
+            f"Hidden task, {_seeds_of(results)}\nbars: mean of tasks, 95 % over chains; "
+            f"dots: each task and seed"
         )
 
     _figure(path, draw)

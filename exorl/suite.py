@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from exorl.domains import cheetah
+from exorl.domains import cheetah, walker
 from exorl.tasks import task as find_task
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 class VersionError(RuntimeError):
     """The installed dm_control and MuJoCo do not work together."""
+
+
+# Domains with tasks that dm_control lacks.
+_OURS = {"cheetah": cheetah, "walker": walker}
 
 
 def load(task: str, seed: int) -> "Environment":
@@ -37,8 +41,8 @@ def load(task: str, seed: int) -> "Environment":
 
     try:
         with _quiet():
-            if task == "cheetah_run_backward":
-                return cheetah.run_backward(seed)
+            if (spec.domain, spec.goal) not in suite.ALL_TASKS:
+                return _OURS[spec.domain].environment(spec.goal, seed)
             return suite.load(spec.domain, spec.goal, task_kwargs={"random": seed})
     except AttributeError as error:
         if "MjModel" in str(error) or "MjData" in str(error):

@@ -1,4 +1,4 @@
-"""Cheetah: a planar body with two legs, which shall run as fast as it can.
+"""Cheetah: a planar body with two legs, which shall run, walk or turn over.
 
 `physics [..., 18]` is the positions rootx, rootz (m), rooty and six joint angles (rad): back
 thigh, shin, foot, then front thigh, shin, foot; and the nine velocities in the same order.
@@ -9,26 +9,76 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from exorl.domains import tolerance
+from exorl.domains.planar import Link, PlanarBody
 
 if TYPE_CHECKING:
     from dm_control.rl.control import Environment
 
-# Horizontal speed (meters/second) from which the reward is 1.
+# Horizontal speeds (meters/second) and the angular momentum (kg m²/s) from which rewards are 1.
 RUN_SPEED = 10.0
+WALK_SPEED = 2.0
+SPIN = 5.0
 
-# The links, each with what its rotation adds to the horizontal velocity of the centre of mass:
-# (x, z) is the mean over the whole body's mass of where that link carries it, from the link's
-# joint and in the link's frame (meters). They follow from the masses and lengths in cheetah.xml.
-LEVERS = np.array(
-    [
-        (0.042928870293, 0.011338912134),  # torso
-        (0.041686192469, -0.062240585774),  # back thigh
-        (-0.037782426778, -0.018891213389),  # back shin
-        (0.002347280335, -0.007589539749),  # back foot
-        (-0.028043933054, -0.048075313808),  # front thigh
-        (0.013788702929, -0.019092050209),  # front shin
-        (0.002843096234, -0.004422594142),  # front foot
-    ]
+# Of cheetah.xml, whose masses are scaled to 14 kg in all.
+BODY = PlanarBody(
+    (
+        Link(
+            "torso",
+            None,
+            joint=(0, 0),
+            centre=(0.15238987816307403, 0.025398313027179008),
+            mass=6.25020920502092,
+            inertia=0.8971176881117483,
+        ),
+        Link(
+            "bthigh",
+            "torso",
+            joint=(-0.5, 0),
+            centre=(0.1, -0.13),
+            mass=1.5435146443514645,
+            inertia=0.016844339581589953,
+        ),
+        Link(
+            "bshin",
+            "bthigh",
+            joint=(0.16, -0.25),
+            centre=(-0.14, -0.07),
+            mass=1.5874476987447697,
+            inertia=0.018267419079497905,
+        ),
+        Link(
+            "bfoot",
+            "bshin",
+            joint=(-0.28, -0.14),
+            centre=(0.03, -0.097),
+            mass=1.0953974895397491,
+            inertia=0.0063524232635983275,
+        ),
+        Link(
+            "fthigh",
+            "torso",
+            joint=(0.5, 0),
+            centre=(-0.07, -0.12),
+            mass=1.4380753138075317,
+            inertia=0.013739643347280341,
+        ),
+        Link(
+            "fshin",
+            "fthigh",
+            joint=(-0.14, -0.24),
+            centre=(0.065, -0.09),
+            mass=1.200836820083682,
+            inertia=0.008222108619246861,
+        ),
+        Link(
+            "ffoot",
+            "fshin",
+            joint=(0.13, -0.18),
+            centre=(0.045, -0.07),
+            mass=0.8845188284518829,
+            inertia=0.003529109456066946,
+        ),
+    )
 )
 
 
@@ -43,8 +93,12 @@ def link_angles(joints: np.ndarray) -> np.ndarray:
 def speed(physics: np.ndarray) -> np.ndarray:
     """Horizontal velocity of the centre of mass (meters/second) `[...]`."""
     angle, rate = link_angles(physics[..., 2:9]), link_angles(physics[..., 11:18])
-    swing = LEVERS[:, 1] * np.cos(angle) - LEVERS[:, 0] * np.sin(angle)
-    return physics[..., 9] + np.sum(swing * rate, axis=-1)
+    return BODY.forward_velocity(physics[..., 9], angle, rate)
+
+
+def angular_momentum(physics: np.ndarray) -> np.ndarray:
+    """Of the whole body about its centre of mass, along y (kg m²/s), `[...]`."""
+    return BODY.angular_momentum(link_angles(physics[..., 2:9]), link_angles(physics[..., 11:18]))
 
 
 def observation(physics: np.ndarray) -> np.ndarray:
@@ -53,28 +107,43 @@ def observation(physics: np.ndarray) -> np.ndarray:
 
 
 def reward(goal: str, physics: np.ndarray, control: np.ndarray) -> np.ndarray:
-    """Speed forward (`run`) or backward (`run_backward`) as a share of `RUN_SPEED`, `[...]`."""
+    """The share of the wanted speed or spin that is reached, `[...]`; `_backward` turns it round.
+
+    `walk` is of controllable_agent, the other goals are ExoRL's.
+    """
     del control
-    direction = {"run": 1, "run_backward": -1}[goal]
-    return tolerance.at_least_linear(direction * speed(physics), RUN_SPEED, RUN_SPEED, 0)
+    direction = -1 if goal.endswith("_backward") else 1
+    kind = goal.removesuffix("_backward")
+    if kind == "flip":
+        return tolerance.at_least_linear(direction * angular_momentum(physics), SPIN, SPIN, 0)
+    wanted = {"run": RUN_SPEED, "walk": WALK_SPEED}[kind]
+    return tolerance.at_least_linear(direction * speed(physics), wanted, wanted, 0)
 
 
-def run_backward(seed: int) -> "Environment":
-    """ExoRL's own task, which dm_control lacks: its cheetah and its start, the other direction."""
+def environment(goal: str, seed: int) -> "Environment":
+    """ExoRL's own tasks, which dm_control lacks: its cheetah and its start, other rewards."""
     from dm_control.rl import control
     from dm_control.suite import cheetah
     from dm_control.utils import rewards
 
-    class Backward(cheetah.Cheetah):
+    direction = -1 if goal.endswith("_backward") else 1
+    kind = goal.removesuffix("_backward")
+    wanted = {"run": RUN_SPEED, "walk": WALK_SPEED, "flip": SPIN}[kind]
+
+    class Goal(cheetah.Cheetah):
         def get_reward(self, physics: cheetah.Physics) -> float:
-            fast = rewards.tolerance(
-                -physics.speed(),
-                bounds=(RUN_SPEED, np.inf),
-                margin=RUN_SPEED,
+            if kind == "flip":
+                reached = physics.named.data.subtree_angmom["torso", 1]
+            else:
+                reached = physics.speed()
+            share = rewards.tolerance(
+                direction * reached,
+                bounds=(wanted, np.inf),
+                margin=wanted,
                 value_at_margin=0,
                 sigmoid="linear",
             )
-            return float(fast)
+            return float(share)
 
     physics = cheetah.Physics.from_xml_string(*cheetah.get_model_and_assets())
-    return control.Environment(physics, Backward(random=seed), time_limit=10)
+    return control.Environment(physics, Goal(random=seed), time_limit=10)

@@ -1,12 +1,18 @@
-"""Walker: a planar body on two legs, which shall stand, walk or run.
+"""Walker: a planar body on two legs, which shall stand, walk, run or turn over.
 
 `physics [..., 18]` is the positions rootz, rootx (m), rooty and six joint angles (rad): right
 hip, knee, ankle, then left hip, knee, ankle; and the nine velocities in the same order.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from exorl.domains import tolerance
+from exorl.domains.planar import Link, PlanarBody
+
+if TYPE_CHECKING:
+    from dm_control.rl.control import Environment
 
 # Height of the torso (meters) at rootz = 0, from walker.xml.
 INITIAL_HEIGHT = 1.3
@@ -18,19 +24,24 @@ STAND_HEIGHT = 1.2
 WALK_SPEED = 1.0
 RUN_SPEED = 8.0
 
-# The links, each with what its rotation adds to the horizontal velocity of the centre of mass:
-# (x, z) is the mean over the whole body's mass of where that link carries it, from the link's
-# joint and in the link's frame (meters). They follow from the masses and lengths in walker.xml.
-LEVERS = np.array(
-    [
-        (0, -0.187810963528),  # torso
-        (0, -0.108867505687),  # right thigh
-        (0, -0.061055257944),  # right leg
-        (0.004403023409, 0),  # right foot
-        (0, -0.108867505687),  # left thigh
-        (0, -0.061055257944),  # left leg
-        (0.004403023409, 0),  # left foot
-    ]
+# Angular momentum (kg m²/s) from which the flip reward is 1.
+SPIN = 5.0
+
+_THIGH = {"joint": (0, -0.3), "centre": (0, -0.225), "mass": 4.057890510886818}
+_LEG = {"joint": (0, -0.45), "centre": (0, -0.25), "mass": 2.7813566959781637}
+_FOOT = {"joint": (0, -0.5), "centre": (0.06, 0), "mass": 2.094395102393196}
+
+# Of walker.xml.
+BODY = PlanarBody(
+    (
+        Link("torso", None, (0, 0), (0, 0), 10.673037441795724, 0.44315580337296034),
+        Link("right_thigh", "torso", **_THIGH, inertia=0.09329875682692193),
+        Link("right_leg", "right_thigh", **_LEG, inertia=0.07230254017320971),
+        Link("right_foot", "right_leg", **_FOOT, inertia=0.013940817400304714),
+        Link("left_thigh", "torso", **_THIGH, inertia=0.09329875682692193),
+        Link("left_leg", "left_thigh", **_LEG, inertia=0.07230254017320971),
+        Link("left_foot", "left_leg", **_FOOT, inertia=0.013940817400304714),
+    )
 )
 
 
@@ -55,8 +66,12 @@ def torso_height(physics: np.ndarray) -> np.ndarray:
 def horizontal_velocity(physics: np.ndarray) -> np.ndarray:
     """Horizontal velocity of the centre of mass (meters/second) `[...]`."""
     angle, rate = link_angles(physics[..., 2:9]), link_angles(physics[..., 11:18])
-    swing = LEVERS[:, 1] * np.cos(angle) - LEVERS[:, 0] * np.sin(angle)
-    return physics[..., 10] + np.sum(swing * rate, axis=-1)
+    return BODY.forward_velocity(physics[..., 10], angle, rate)
+
+
+def angular_momentum(physics: np.ndarray) -> np.ndarray:
+    """Of the whole body about its centre of mass, along y (kg m²/s), `[...]`."""
+    return BODY.angular_momentum(link_angles(physics[..., 2:9]), link_angles(physics[..., 11:18]))
 
 
 def orientations(physics: np.ndarray) -> np.ndarray:
@@ -72,13 +87,39 @@ def observation(physics: np.ndarray) -> np.ndarray:
 
 
 def reward(goal: str, physics: np.ndarray, control: np.ndarray) -> np.ndarray:
-    """Standing tall and upright, times the wanted speed for `walk` and `run`, `[...]`."""
+    """Standing tall and upright, times the speed (`walk`, `run`) or spin (`flip`), `[...]`."""
     del control
     standing = tolerance.at_least(torso_height(physics), STAND_HEIGHT, STAND_HEIGHT / 2)
     upright = (1 + torso_upright(physics)) / 2
     stand = (3 * standing + upright) / 4
     if goal == "stand":
         return stand
+    if goal == "flip":
+        spin = tolerance.at_least_linear(angular_momentum(physics), SPIN, SPIN, 0)
+        return stand * (5 * spin + 1) / 6
     speed = {"walk": WALK_SPEED, "run": RUN_SPEED}[goal]
     move = tolerance.at_least_linear(horizontal_velocity(physics), speed, speed / 2, 0.5)
     return stand * (5 * move + 1) / 6
+
+
+def environment(goal: str, seed: int) -> "Environment":
+    """ExoRL's own `flip`, which dm_control lacks: its walker and its start, another reward."""
+    assert goal == "flip", goal
+    from dm_control.rl import control
+    from dm_control.suite import walker
+    from dm_control.utils import rewards
+
+    class Flip(walker.PlanarWalker):
+        def get_reward(self, physics: walker.Physics) -> float:
+            spin = rewards.tolerance(
+                physics.named.data.subtree_angmom["torso", 1],
+                bounds=(SPIN, np.inf),
+                margin=SPIN,
+                value_at_margin=0,
+                sigmoid="linear",
+            )
+            return float(super().get_reward(physics) * (5 * spin + 1) / 6)
+
+    physics = walker.Physics.from_xml_string(*walker.get_model_and_assets())
+    task = Flip(move_speed=0, random=seed)
+    return control.Environment(physics, task, time_limit=25, control_timestep=0.025)

@@ -120,7 +120,8 @@ def test_a_rollout_shows_the_policy_what_training_showed_it():
     identity = Normalizer(np.zeros(17, np.float32), np.ones(17, np.float32))
     returns = rollout(policy, RUN, seeds, normalizer=identity, chunk=chunk, scale=50.0, target=2.0)
     assert returns.shape == (2, 2) and len(policy.seen) == 8
-    earned = np.stack([step.reward[:, 0, 0] / 4 for step in policy.seen])  # 4 steps an episode
+    # Times the steps of an episode, over 4: here the same.
+    earned = np.stack([step.reward[:, 0, 0] for step in policy.seen])
     np.testing.assert_allclose(earned[:4].sum(axis=0) * 50, returns[:, 0], rtol=1e-5)
     for index, step in enumerate(policy.seen):
         before = earned[index - index % 4 : index].sum(axis=0)

@@ -20,11 +20,11 @@ def test_a_chain_of_two_laid_out_by_hand():
     assert batch.return_to_go[:, 0].tolist() == [3.0, 2.5, 2.0, 3.0, 2.0, 1.0]
     assert batch.observation[:, 0].tolist() == [0.25, 1.25, 2.25, 100.25, 101.25, 102.25]
     assert batch.action[:, 0].tolist() == [0, 1, 2, 100, 101, 102]
-    # An episode of 3 steps earns the scale with a reward of 2/3 a step: that is 1.
-    assert batch.reward[:, 0].tolist() == [1.5, 1.5, 1.5, 3.0, 3.0, 3.0]
+    # An episode of 3 steps earns the scale with a reward of 2/3 a step: that is 1/4.
+    assert batch.reward[:, 0].tolist() == [0.375, 0.375, 0.375, 0.75, 0.75, 0.75]
     # The first step of the second trajectory knows how the first one ended.
     assert batch.previous_action[:, 0].tolist() == [0, 0, 1, 2, 100, 101]
-    assert batch.previous_reward[:, 0].tolist() == [0, 1.5, 1.5, 1.5, 3.0, 3.0]
+    assert batch.previous_reward[:, 0].tolist() == [0, 0.375, 0.375, 0.375, 0.75, 0.75]
     assert batch.timestep.tolist() == [0, 1, 2, 0, 1, 2]
     assert batch.trajectory.tolist() == [0, 0, 0, 1, 1, 1]
     assert batch.order.tolist() == [0, 1, 2, 3, 4, 5]
@@ -36,7 +36,7 @@ def test_a_chunk_holds_the_start_all_actions_and_summed_rewards():
     assert batch.observation[:, 0].tolist() == [0.25, 2.25, 4.25]
     assert batch.return_to_go[:, 0].tolist() == [5, 3, 1]
     assert batch.action.tolist() == [[0, 0, 1, -1], [2, -2, 3, -3], [4, -4, 0, 0]]
-    assert batch.reward[:, 0].tolist() == [6, 6, 3]
+    assert batch.reward[:, 0].tolist() == [1.5, 1.5, 0.75]
     assert batch.loss_mask.tolist() == [1, 1, 0]  # the last chunk is partial
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_lost_or_invented(lengths, chunk):
         actions = batch.action[own].reshape(-1, 2)
         np.testing.assert_array_equal(actions[: len(each)], each.action)
         assert not actions[len(each) :].any()
-        np.testing.assert_allclose(batch.reward[own].mean(), each.episode_return, rtol=1e-6)
+        np.testing.assert_allclose(4 * batch.reward[own].mean(), each.episode_return, rtol=1e-6)
         first = batch.return_to_go[own][0, 0]
         np.testing.assert_allclose(first, made.target, rtol=1e-6)
 

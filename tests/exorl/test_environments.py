@@ -107,7 +107,7 @@ def test_run_backward_starts_as_run_and_pays_the_other_direction():
 
 def test_unknown_tasks_are_refused():
     with pytest.raises(TaskError, match="did you mean 'cheetah_run'"):
-        make("cheetah_walk")
+        make("cheetah_rum")
 
 
 @pytest.mark.parametrize("problem", ["version", "fields"])
