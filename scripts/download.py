@@ -13,7 +13,8 @@ from pathlib import Path
 import tyro
 
 from exorl import datasets, home
-from exorl.download import Patience, download
+from exorl.download import download
+from exorl.http import Patience
 from scripts import command
 
 

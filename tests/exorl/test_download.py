@@ -11,9 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from exorl import datasets
+from exorl import datasets, http
 from exorl import download as downloads
-from exorl.download import DownloadError, Patience, download, download_file
+from exorl.download import download
+from exorl.http import DownloadError, Patience, download_file
 from scripts import download as command
 
 PATIENCE = Patience(retries=2, backoff=0.01, timeout=0.5)
@@ -157,7 +158,7 @@ def server(archive) -> Iterator[Server]:
     ids=["well", "truncates", "stalls", "500", "redirects", "all"],
 )
 def test_a_file_arrives_whole_whatever_happens(server, archive, tmp_path, faults, monkeypatch):
-    monkeypatch.setattr(downloads, "_BLOCK", 500)
+    monkeypatch.setattr(http, "_BLOCK", 500)
     server.faults = list(faults)
     path = tmp_path / "new" / "proto.zip"
     sha256 = hashlib.sha256(archive).hexdigest()
@@ -170,7 +171,7 @@ def test_a_file_arrives_whole_whatever_happens(server, archive, tmp_path, faults
 def test_a_later_call_continues_where_an_earlier_one_gave_up(
     server, archive, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(downloads, "_BLOCK", 500)
+    monkeypatch.setattr(http, "_BLOCK", 500)
     path = tmp_path / "proto.zip"
     server.faults = [truncates(30_000)]
     server.always = fails(500)
@@ -225,8 +226,8 @@ def test_what_no_retry_mends_is_not_retried(server, tmp_path, monkeypatch):
         download_file(server.url, tmp_path / "a.zip", patience=PATIENCE)
     with pytest.raises(DownloadError, match=r"has [\d,]+ bytes, expected 7: another file"):
         download_file(server.url, tmp_path / "a.zip", size=7, patience=PATIENCE)
-    full = type(downloads.shutil.disk_usage("/"))(10, 10, 0)
-    monkeypatch.setattr(downloads.shutil, "disk_usage", lambda path: full)
+    full = type(http.shutil.disk_usage("/"))(10, 10, 0)
+    monkeypatch.setattr(http.shutil, "disk_usage", lambda path: full)
     with pytest.raises(DownloadError, match=r"are needed, 0\.0 GB are free; make room"):
         download_file(server.url, tmp_path / "a.zip", patience=PATIENCE)
     assert len(server.requests) == 3
@@ -251,6 +252,8 @@ def test_the_command_keeps_the_episodes_and_nothing_else(server, tmp_path, capsy
     run(server, tmp_path, episodes=3)
     assert len(server.requests) == count  # all there already
     assert server.requests[0][0] == "/walker/icm.zip"
+    path.unlink()
+    assert len(run(server, tmp_path)) == 12
 
 
 def test_some_episodes_come_out_of_the_remote_zip(server, archive, tmp_path, monkeypatch):
@@ -266,7 +269,7 @@ def test_some_episodes_come_out_of_the_remote_zip(server, archive, tmp_path, mon
 
 def test_a_remote_zip_needs_ranges_and_must_be_one(server, tmp_path):
     server.content = bytes(5_000)
-    with pytest.raises(DownloadError, match="damaged or no zip file"):
+    with pytest.raises(DownloadError, match="is damaged, or no zip file"):
         run(server, tmp_path, episodes=3)
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as made:
@@ -283,7 +286,7 @@ def test_a_remote_zip_needs_ranges_and_must_be_one(server, tmp_path):
 def test_damage_within_the_zip_is_noticed(server, archive, tmp_path):
     at = archive.index(episode(4)) + 700
     server.content = archive[:at] + bytes([archive[at] ^ 1]) + archive[at + 1 :]
-    with pytest.raises(DownloadError, match="Bad CRC-32"):
+    with pytest.raises(DownloadError, match=r"Bad CRC-32.*nothing of the zip is kept"):
         download(
             datasets.dataset("walker", "icm"),
             tmp_path / "icm",

@@ -1,0 +1,278 @@
+"""Files from servers that break off, stall and lie: resumed, retried, verified."""
+
+import hashlib
+import io
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import requests
+from tqdm import tqdm
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+# Bytes that a broken connection can lose.
+_BLOCK = 1 << 16
+
+
+class DownloadError(RuntimeError):
+    """A download that cannot be had; the message names the address and the fault."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When to give up.
+
+    Attributes:
+        retries: Failures in a row, without a byte in between, that are forgiven.
+        backoff: Seconds before the first retry; doubled for each further one, at most a minute.
+        timeout: Seconds without a byte that count as a failure.
+    """
+
+    retries: int = 6
+    backoff: float = 1.0
+    timeout: float = 30.0
+
+
+def download_file(
+    url: str,
+    path: Path,
+    *,
+    size: int | None = None,
+    sha256: str | None = None,
+    patience: Patience | None = None,
+) -> None:
+    """Downloads one file, which appears at `path` whole and verified or not at all.
+
+    What has arrived stays in `path.partial` and is continued by HTTP range, in this call and in
+    later ones, as long as the server says that the file is still the same.
+
+    Args:
+        url: What.
+        path: Where to.
+        size: Bytes it must have, if known.
+        sha256: Sum it must have, if known.
+        patience: When to give up.
+
+    Raises:
+        DownloadError: It cannot be had, is not what is expected, or does not fit the disk.
+    """
+    patience = patience or Patience()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    failures = 0
+    while True:
+        before = _size(partial)
+        try:
+            _continue(url, partial, size, patience)
+            break
+        except requests.RequestException as error:
+            _raise_if_final(url, error)
+            failures = 1 if _size(partial) > before else failures + 1
+            _wait(url, error, failures, patience)
+    if sha256 is not None:
+        found = _sha256(partial)
+        if found != sha256:
+            _forget(partial)
+            raise DownloadError(
+                f"{url} has SHA-256 {found}, expected {sha256}: damaged on the way, or another "
+                f"file. What was downloaded is deleted; run the same command again"
+            )
+    else:
+        log.warning("%s: no SHA-256 is known for it, only its length was checked", url)
+    os.replace(partial, path)
+    _forget(partial)
+
+
+class RemoteFile(io.RawIOBase):
+    """A file on a server, read by HTTP ranges: what `zipfile` needs to take single members.
+
+    Args:
+        url: Of the file.
+        patience: When to give up.
+
+    Raises:
+        DownloadError: It cannot be had, or the server does not serve ranges.
+    """
+
+    def __init__(self, url: str, patience: Patience) -> None:
+        self._url, self._patience, self._position = url, patience, 0
+        self.length = 0
+        self.length = self._range(0, 1)[1]
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes from the beginning."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """See `io.IOBase.seek`."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.length}[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills as much of the buffer as the file has left."""
+        count = max(0, min(len(buffer), self.length - self._position))
+        if count:
+            buffer[:count] = self._range(self._position, count)[0]
+            self._position += count
+        return count
+
+    def _range(self, begin: int, count: int) -> tuple[bytes, int]:
+        """Bytes [begin, begin + count) and the file's length."""
+
+        def get() -> tuple[bytes, int]:
+            wanted = {"Range": f"bytes={begin}-{begin + count - 1}"}
+            with _get(self._url, wanted, self._patience) as response:
+                if response.status_code != 206:
+                    raise DownloadError(
+                        f"{self._url}: the server does not serve ranges, so single episodes "
+                        f"cannot be taken; download the whole dataset (without --episodes)"
+                    )
+                length = int(response.headers["Content-Range"].rpartition("/")[2])
+                if self.length and length != self.length:
+                    raise DownloadError(f"{self._url} changed while it was read; run again")
+                return response.content, length
+
+        return _insist(self._url, get, self._patience)
+
+
+def check_disk(near: Path, needed: int) -> None:
+    """Refuses, by `DownloadError`, what the disk beside a path has no room for.
+
+    Args:
+        near: The path, whose folder exists.
+        needed: Bytes.
+    """
+    free = shutil.disk_usage(near.parent).free
+    if needed > free:
+        raise DownloadError(
+            f"{near.parent}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free; make "
+            f"room, choose another folder by --out, or take part of it by --episodes"
+        )
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Writes a file, whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, path)
+
+
+def _continue(url: str, partial: Path, size: int | None, patience: Patience) -> None:
+    """One request for what is missing; returns when all is there."""
+    begin, tag = _size(partial), _tag(partial)
+    headers = {"Range": f"bytes={begin}-", "If-Range": tag} if begin and tag else {}
+    with _get(url, headers, patience) as response:
+        if response.status_code == 416:  # nothing left to send, or the file has shrunk
+            total = int(response.headers.get("Content-Range", "*/-1").rpartition("/")[2])
+            if total == begin:
+                return _check_size(url, total, size, partial)
+            _forget(partial)
+            raise requests.ConnectionError(f"{begin} bytes are here, {total} there; starting over")
+        if response.status_code == 200:  # the whole file: a first request, or no ranges here
+            begin = 0
+        total = begin + int(response.headers["Content-Length"])
+        _check_size(url, total, size, partial)
+        check_disk(partial, total - begin)
+        tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
+        if tag:
+            replace(_tag_path(partial), tag.encode())
+        bar = tqdm(
+            desc=url.rpartition("/")[2],
+            total=total,
+            initial=begin,
+            unit="B",
+            unit_scale=True,
+            disable=None,
+        )
+        with partial.open("ab" if begin else "wb") as file, bar:
+            for block in response.iter_content(_BLOCK):
+                file.write(block)
+                bar.update(len(block))
+    if _size(partial) != total:
+        raise requests.ConnectionError(f"{_size(partial)} of {total} bytes arrived")
+
+
+def _get(url: str, headers: dict[str, str], patience: Patience) -> requests.Response:
+    # Compressed on the way, lengths and ranges would not be those of the file.
+    headers = {"Accept-Encoding": "identity", **headers}
+    response = requests.get(url, headers=headers, stream=True, timeout=patience.timeout)
+    if response.status_code >= 400 and response.status_code != 416:
+        response.close()
+        response.raise_for_status()
+    return response
+
+
+def _insist(url: str, get: Callable[[], Result], patience: Patience) -> Result:
+    failures = 0
+    while True:
+        try:
+            return get()
+        except requests.RequestException as error:
+            _raise_if_final(url, error)
+            failures += 1
+            _wait(url, error, failures, patience)
+
+
+def _raise_if_final(url: str, error: requests.RequestException) -> None:
+    """Turns what no retry mends into a `DownloadError`."""
+    status = error.response.status_code if error.response is not None else None
+    if status is not None and status < 500 and status not in (408, 429):
+        raise DownloadError(f"{url}: the server answers {error}") from error
+
+
+def _wait(url: str, error: Exception, failures: int, patience: Patience) -> None:
+    if failures > patience.retries:
+        raise DownloadError(
+            f"{url}: gave up after {failures} failures in a row, the last: {error}. What has "
+            f"arrived is kept; run the same command again to continue"
+        ) from error
+    seconds = min(60.0, patience.backoff * 2 ** (failures - 1))
+    log.warning("%s: %s; again in %.0f s", url, error, seconds)
+    time.sleep(seconds)
+
+
+def _check_size(url: str, offered: int, expected: int | None, partial: Path) -> None:
+    if expected is not None and offered != expected:
+        _forget(partial)
+        raise DownloadError(f"{url} has {offered:,} bytes, expected {expected:,}: another file")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _tag_path(partial: Path) -> Path:
+    return partial.with_name(f"{partial.name}.tag")
+
+
+def _tag(partial: Path) -> str | None:
+    """What the server called the version that the partial file is of."""
+    path = _tag_path(partial)
+    return path.read_text() if path.exists() else None
+
+
+def _forget(partial: Path) -> None:
+    partial.unlink(missing_ok=True)
+    _tag_path(partial).unlink(missing_ok=True)
