@@ -30,6 +30,21 @@ def test_every_make_target_exists(target):
     subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_python_of_the_guides_runs_as_printed(page, tmp_path):
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", block],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{block}\n{done.stderr}"
+        assert float(done.stdout) < 1e-7
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_run_as_printed(page, tmp_path):
