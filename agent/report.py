@@ -214,7 +214,9 @@ def plot_returns(path: Path, results: Sequence[Result], task: str, dataset: np.n
         axes.set_xticks(range(len(methods)), [NAMES[method] for method in methods])
         axes.set_ylim(bottom=0)
         axes.set_ylabel("mean return of a chain")
-        axes.set_title(f"{task}, {_seeds_of(results)}\ndots: chains; bars: mean, 95 % over chains")
+        axes.set_title(
+            f"{task}, {_which_seeds(results)}\ndots: chains; bars: mean, 95 % over chains"
+        )
 
     _figure(path, draw)
 
@@ -236,7 +238,7 @@ def plot_in_context(path: Path, results: Sequence[Result]) -> None:
             axes.set_xticks(episodes)
         axes.set_xlabel("self-generated episode in one context")
         axes.set_ylabel("% of the task's best-quantile return")
-        axes.set_title(f"Hidden task, {_seeds_of(results)}\nfaint: chains; bold: mean of chains")
+        axes.set_title(f"Hidden task, {_which_seeds(results)}\nfaint: chains; bold: mean of chains")
         axes.legend()
 
     _figure(path, draw)
@@ -262,14 +264,14 @@ def plot_hidden(path: Path, results: Sequence[Result]) -> None:
         axes.set_xticks(range(len(CONTEXTS)), labels)
         axes.set_ylabel("% of the task's best-quantile return")
         axes.set_title(
-            f"Hidden task, {_seeds_of(results)}\nbars: mean of tasks, 95 % over chains; "
+            f"Hidden task, {_which_seeds(results)}\nbars: mean of tasks, 95 % over chains; "
             f"dots: each task and seed"
         )
 
     _figure(path, draw)
 
 
-def _seeds_of(results: Sequence[Result]) -> str:
+def _which_seeds(results: Sequence[Result]) -> str:
     return f"seeds {', '.join(map(str, values_of(results, 'seed')))}"
 
 

@@ -69,15 +69,14 @@ def make_step(config: TrainConfig, mesh: Mesh) -> TrainStep:
     structure, _ = networks.abstract_parameters(config, mesh)
     update = optimizer.make(config.optimizer)
 
-    def loss(parameters: nnx.State, batch: Batch, dropout: tuple[jax.Array, ...]) -> jax.Array:
-        predicted = nnx.merge(structure, parameters)(batch, *dropout)
+    def loss(parameters: nnx.State, batch: Batch, key: jax.Array) -> jax.Array:
+        network = nnx.merge(structure, parameters)
+        predicted = network(batch, key) if config.model.dropout else network(batch)
         return objective.action_error(predicted, batch)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        dropout = ()
-        if config.model.dropout:
-            dropout = (jax.random.fold_in(jax.random.key(config.seed), state.step),)
-        value, gradient = jax.value_and_grad(loss)(state.parameters, batch, dropout)
+        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+        value, gradient = jax.value_and_grad(loss)(state.parameters, batch, key)
         change, moments = update.update(gradient, state.optimizer, state.parameters)
         parameters: Any = optax.apply_updates(state.parameters, change)
         norms = {"loss": value, "gradient_norm": optax.tree.norm(gradient)}

@@ -38,7 +38,8 @@ def token_reward(earned: Any, steps: Any, scale: float) -> Any:
     """The reward of a step as a token holds it: a quarter where things go as well as can be.
 
     Against returns-to-go, which are 1 at best, the reward of one step would be a few thousandths,
-    too faint an input to learn from, so it is multiplied by the steps of a trajectory.
+    too faint an input to learn from, so it is multiplied by the steps of a trajectory. Only a
+    quarter of that, or some agents find out a hidden task within their first episode.
 
     Args:
         earned: raw reward summed over the step.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -83,7 +84,14 @@ class Pool:
 
     def best_return(self, task: str) -> float:
         """The task's attainable return, the `BEST_QUANTILE` of the training returns (raw)."""
-        return float(np.quantile(self.returns[task][self.training], BEST_QUANTILE))
+        return self._best_returns[task]
+
+    @cached_property
+    def _best_returns(self) -> dict[str, float]:
+        return {
+            task: float(np.quantile(self.returns[task][self.training], BEST_QUANTILE))
+            for task in self.tasks
+        }
 
     def best(self, task: str, fraction: float) -> np.ndarray:
         """The best ``fraction`` of the training episodes under a task, at least one."""

@@ -54,10 +54,6 @@ class ChainSampler:
     def _best(self) -> dict[str, np.ndarray]:
         return {task: self.pool.best(task, self.top) for task in self.pool.tasks}
 
-    @cached_property
-    def _scale(self) -> dict[str, float]:
-        return {task: self.pool.best_return(task) for task in self.pool.tasks}
-
     def count(self, seed: int, step: int) -> int:
         """n, the trajectories in every chain of this step's batch."""
         if self.fixed:
@@ -87,7 +83,7 @@ class ChainSampler:
         last = rng.choice(self._best[task])
         others = rng.choice(pool.training[pool.training != last], count - 1, replace=False)
         drawn = [pool.trajectory(episode, task) for episode in (*others, last)]
-        return chain(drawn, scale=self._scale[task])
+        return chain(drawn, scale=pool.best_return(task))
 
     def batch(self, seed: int, step: int) -> Batch:
         """The batch of one training step, on the host, a pure function of (seed, step)."""

@@ -10,7 +10,8 @@ from tqdm import tqdm
 
 from exorl.datasets import BASE_URL, Dataset
 from exorl.episodes import EpisodeError, describe
-from exorl.http import DownloadError, Patience, RemoteFile, check_disk, download_file, replace
+from exorl.http import DownloadError, Patience, RemoteFile, check_disk, download_file
+from exorl.paths import write_whole
 
 # Bytes asked for at once within a remote zip.
 _READ_AHEAD = 1 << 23
@@ -68,7 +69,7 @@ def download(
     if not keep_zip:
         path.unlink(missing_ok=True)
     record = {"url": url, "episodes": count, "complete": episodes is None or count < episodes}
-    replace(done, json.dumps(record, indent=1).encode())
+    write_whole(done, json.dumps(record, indent=1).encode())
     return buffer
 
 
@@ -87,7 +88,7 @@ def _extract(file: Any, name: str, buffer: Path, episodes: int | None) -> int:
         check_disk(buffer, sum(member.file_size for member in missing))
         for member in tqdm(missing, desc="episodes", unit="episode", disable=None):
             content = archive.read(member)  # its checksum is verified
-            replace(buffer / PurePosixPath(member.filename).name, content)
+            write_whole(buffer / PurePosixPath(member.filename).name, content)
     return len(members)
 
 

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import requests
 from tqdm import tqdm
 
+from exorl.paths import write_whole
+
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -67,16 +69,12 @@ def download_file(
     patience = patience or Patience()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
-    failures = 0
-    while True:
-        before = _size(partial)
-        try:
-            _continue(url, partial, size, patience)
-            break
-        except requests.RequestException as error:
-            _raise_if_final(url, error)
-            failures = 1 if _size(partial) > before else failures + 1
-            _wait(url, error, failures, patience)
+    _insist(
+        url,
+        lambda: _continue(url, partial, size, patience),
+        patience,
+        arrived=lambda: _size(partial),
+    )
     if sha256 is not None:
         found = _sha256(partial)
         if found != sha256:
@@ -167,13 +165,6 @@ def check_disk(near: Path, needed: int) -> None:
         )
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Writes a file, whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_bytes(content)
-    os.replace(unfinished, path)
-
-
 def _continue(url: str, partial: Path, size: int | None, patience: Patience) -> None:
     """One request for what is missing; returns when all is there."""
     begin, tag = _size(partial), _tag(partial)
@@ -192,7 +183,7 @@ def _continue(url: str, partial: Path, size: int | None, patience: Patience) -> 
         check_disk(partial, total - begin)
         tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
         if tag:
-            replace(_tag_path(partial), tag.encode())
+            write_whole(_tag_path(partial), tag.encode())
         bar = tqdm(
             desc=url.rpartition("/")[2],
             total=total,
@@ -219,14 +210,22 @@ def _get(url: str, headers: dict[str, str], patience: Patience) -> requests.Resp
     return response
 
 
-def _insist(url: str, get: Callable[[], Result], patience: Patience) -> Result:
+def _insist(
+    url: str,
+    get: Callable[[], Result],
+    patience: Patience,
+    *,
+    arrived: Callable[[], int] = lambda: 0,
+) -> Result:
+    """What `get` returns, tried again after failures; those that brought bytes count anew."""
     failures = 0
     while True:
+        before = arrived()
         try:
             return get()
         except requests.RequestException as error:
             _raise_if_final(url, error)
-            failures += 1
+            failures = 1 if arrived() > before else failures + 1
             _wait(url, error, failures, patience)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from exorl.paths import write_whole
 from exorl.rewards import FORMULA_VERSION, Mode, reward
 from exorl.store import EpisodeStore, StoreError
 from exorl.tasks import task as find_task
@@ -39,7 +40,7 @@ def rewards(store: EpisodeStore, task: str, mode: Mode = "exact") -> np.ndarray:
         path.parent.mkdir(exist_ok=True)
         path.with_suffix(".json").unlink(missing_ok=True)
         _write(path, store, task, mode)
-        _replace_text(path.with_suffix(".json"), json.dumps(key, indent=1))
+        write_whole(path.with_suffix(".json"), json.dumps(key, indent=1).encode())
     return np.load(path, mmap_mode="r")
 
 
@@ -84,9 +85,3 @@ def _write(path: Path, store: EpisodeStore, task: str, mode: Mode) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _replace_text(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text)
-    os.replace(partial, path)

@@ -34,7 +34,7 @@ def reward(
         physics: `[..., P]` simulator states, float64 for exact results.
         mode: `exact` is what the environment pays. `exorl` is what the relabelling of the
             published ExoRL code computes: it loses the actions, so that cartpole's force costs
-            nothing (up to 0.07 a step too much).
+            nothing (up to 0.2 a step too much).
 
     Raises:
         TaskError: There is no such task.

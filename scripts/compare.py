@@ -57,11 +57,11 @@ class Compare:
 
 SIZES = {
     "demo": (
-        "less than 10 minutes on 2 cores",
+        "about six minutes on 2 cores",
         Compare(run=Path("runs/demo"), data=home() / "demo"),
     ),
     "smoke": (
-        "the same way at a size that learns nothing, in about a minute",
+        "the same way at a size that learns nothing, in about a minute and a half",
         Compare(
             run=Path("runs/smoke"),
             data=home() / "smoke",

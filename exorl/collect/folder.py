@@ -2,12 +2,12 @@
 
 import importlib.metadata
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 from exorl.collect.config import CollectConfig
 from exorl.episodes import find
+from exorl.paths import write_whole
 
 DESCRIPTION = "collector.json"
 
@@ -33,9 +33,8 @@ def claim(config: CollectConfig) -> None:
     config.folder.mkdir(parents=True, exist_ok=True)
     packages = ("exoring", "numpy", "mujoco", "dm-control", "jax", "jaxlib")
     versions = {name: importlib.metadata.version(name) for name in packages}
-    partial = path.with_name(f".{DESCRIPTION}.{os.getpid()}")
-    partial.write_text(json.dumps(wanted | {"versions": versions}, indent=2) + "\n")
-    os.replace(partial, path)
+    text = json.dumps(wanted | {"versions": versions}, indent=2) + "\n"
+    write_whole(path, text.encode())
 
 
 def missing(folder: Path, episodes: int) -> list[int]:

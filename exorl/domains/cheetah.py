@@ -112,12 +112,16 @@ def reward(goal: str, physics: np.ndarray, control: np.ndarray) -> np.ndarray:
     `walk` is of controllable_agent, the other goals are ExoRL's.
     """
     del control
-    direction = -1 if goal.endswith("_backward") else 1
+    kind, direction, wanted = _meaning(goal)
+    reached = angular_momentum(physics) if kind == "flip" else speed(physics)
+    return tolerance.at_least_linear(direction * reached, wanted, wanted, 0)
+
+
+def _meaning(goal: str) -> tuple[str, int, float]:
+    """What is to be reached, in which direction, and how much of it pays 1."""
     kind = goal.removesuffix("_backward")
-    if kind == "flip":
-        return tolerance.at_least_linear(direction * angular_momentum(physics), SPIN, SPIN, 0)
-    wanted = {"run": RUN_SPEED, "walk": WALK_SPEED}[kind]
-    return tolerance.at_least_linear(direction * speed(physics), wanted, wanted, 0)
+    wanted = {"run": RUN_SPEED, "walk": WALK_SPEED, "flip": SPIN}[kind]
+    return kind, 1 if kind == goal else -1, wanted
 
 
 def environment(goal: str, seed: int) -> "Environment":
@@ -126,9 +130,7 @@ def environment(goal: str, seed: int) -> "Environment":
     from dm_control.suite import cheetah
     from dm_control.utils import rewards
 
-    direction = -1 if goal.endswith("_backward") else 1
-    kind = goal.removesuffix("_backward")
-    wanted = {"run": RUN_SPEED, "walk": WALK_SPEED, "flip": SPIN}[kind]
+    kind, direction, wanted = _meaning(goal)
 
     class Goal(cheetah.Cheetah):
         def get_reward(self, physics: cheetah.Physics) -> float:
