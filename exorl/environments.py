@@ -1,4 +1,7 @@
-"""ExoRL's tasks as gymnasium environments: flat observations in dm_control's own order."""
+"""ExoRL's tasks as gymnasium environments: flat observations in dm_control's own order.
+
+Importing this, or `exorl`, registers them: `gymnasium.make("exoring/walker_walk-v0")`.
+"""
 
 from typing import Any
 
@@ -6,6 +9,7 @@ import gymnasium
 import numpy as np
 
 from exorl import suite
+from exorl.tasks import TASKS
 from exorl.tasks import task as find_task
 
 
@@ -24,7 +28,7 @@ class Environment(gymnasium.Env[np.ndarray, np.ndarray]):
         self.task = find_task(task)
         self._environment = suite.load(task, seed)
         motors = self._environment.action_spec()
-        self._bounds = motors.minimum, motors.maximum
+        self._scale = suite.scaling(motors.minimum, motors.maximum)
         self._over = True
         self.observation_space = gymnasium.spaces.Box(
             -np.inf, np.inf, (self.task.observation_dim,), np.float32
@@ -40,7 +44,7 @@ class Environment(gymnasium.Env[np.ndarray, np.ndarray]):
         """
         super().reset(seed=seed, options=options)
         if seed is not None:
-            self._environment.task.random.seed(seed)
+            suite.reseed(self._environment, seed)
         self._over = False
         return self._flat(self._environment.reset().observation), self._info()
 
@@ -56,14 +60,14 @@ class Environment(gymnasium.Env[np.ndarray, np.ndarray]):
         action = np.asarray(action, np.float32)
         if action.shape != self.action_space.shape:
             raise ValueError(f"action has shape {action.shape}, expected {self.action_space.shape}")
-        result = self._environment.step(suite.scale(action, *self._bounds))
+        result = self._environment.step(self._scale(action))
         self._over = result.last()
         observation = self._flat(result.observation)
         return observation, float(result.reward), False, self._over, self._info()
 
     @staticmethod
     def _flat(observation: dict[str, Any]) -> np.ndarray:
-        return np.concatenate([np.ravel(part) for part in observation.values()], dtype=np.float32)
+        return np.concatenate(list(observation.values()), axis=None, dtype=np.float32)
 
     def _info(self) -> dict[str, Any]:
         return {"physics": self._environment.physics.get_state()}
@@ -77,3 +81,7 @@ def make(task: str, seed: int = 0) -> Environment:
         VersionError: dm_control can't read this MuJoCo's models.
     """
     return Environment(task, seed)
+
+
+for _name in TASKS:
+    gymnasium.register(f"exoring/{_name}-v0", f"{__name__}:make", kwargs={"task": _name})

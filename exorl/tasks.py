@@ -55,6 +55,18 @@ _TASKS = (
     Task("cheetah_walk_backward", "cheetah", 17, 6, 18, 1000, 98.2),
     Task("cheetah_flip", "cheetah", 17, 6, 18, 1000, 151.2),
     Task("cheetah_flip_backward", "cheetah", 17, 6, 18, 1000, 146.0),
+    Task("jaco_reach_top_left", "jaco", 42, 9, 18, 191, 0.0, episode_length=250),
+    Task("jaco_reach_top_right", "jaco", 42, 9, 18, 223, 0.0, episode_length=250),
+    Task("jaco_reach_bottom_left", "jaco", 42, 9, 18, 193, 0.0, episode_length=250),
+    Task("jaco_reach_bottom_right", "jaco", 42, 9, 18, 203, 0.0, episode_length=250),
+    Task("point_mass_maze_reach_top_left", "point_mass_maze", 4, 2, 4, 1000, 0.0),
+    Task("point_mass_maze_reach_top_right", "point_mass_maze", 4, 2, 4, 1000, 0.0),
+    Task("point_mass_maze_reach_bottom_left", "point_mass_maze", 4, 2, 4, 1000, 0.0),
+    Task("point_mass_maze_reach_bottom_right", "point_mass_maze", 4, 2, 4, 1000, 0.0),
+    Task("quadruped_stand", "quadruped", 78, 12, 57, 920, 0.0),
+    Task("quadruped_walk", "quadruped", 78, 12, 57, 866, 0.0),
+    Task("quadruped_run", "quadruped", 78, 12, 57, 888, 0.0),
+    Task("quadruped_jump", "quadruped", 78, 12, 57, 888, 0.0),
     Task("walker_stand", "walker", 24, 6, 18, 984, 130.8),
     Task("walker_walk", "walker", 24, 6, 18, 971, 32.2),
     Task("walker_run", "walker", 24, 6, 18, 796, 23.1),
@@ -67,6 +79,8 @@ HIDDEN_GROUPS: dict[str, tuple[str, ...]] = {
     "cheetah_run_or_run_backward": ("cheetah_run", "cheetah_run_backward"),
     "cheetah_walk_or_walk_backward": ("cheetah_walk", "cheetah_walk_backward"),
     "cheetah_flip_or_flip_backward": ("cheetah_flip", "cheetah_flip_backward"),
+    "jaco_reach": tuple(task.name for task in _TASKS if task.domain == "jaco"),
+    "point_mass_maze_reach": tuple(t.name for t in _TASKS if t.domain == "point_mass_maze"),
 }
 """Tasks of one domain that conflict: which of them is meant must be read from the context."""
 

@@ -23,11 +23,13 @@ class Relabel:
         store: folder of a packed store.
         tasks: which tasks; by default all of the store's domain.
         mode: `exact` rewards, or `exorl`, which ignores the cost of control as upstream does.
+        backend: `closed_form` formulas, or, to check them, `mujoco` or `dm_control` itself.
     """
 
     store: Path
     tasks: tuple[str, ...] = ()
     mode: relabel.Mode = "exact"
+    backend: relabel.Backend = "closed_form"
 
 
 def main(args: Relabel) -> None:
@@ -37,7 +39,7 @@ def main(args: Relabel) -> None:
     print(f"{len(store)} episodes in {store.path}, returns of {args.mode} rewards")
     print(f"{'task':<24}{'min':>9}{'median':>9}{'90 %':>9}{'max':>9}")
     for task in tasks:
-        returns = relabel.returns(store, task, args.mode)
+        returns = relabel.returns(store, task, args.mode, args.backend)
         quantiles = np.quantile(returns, [0, 0.5, 0.9, 1])
         print(f"{task:<24}" + "".join(f"{value:9.1f}" for value in quantiles))
 

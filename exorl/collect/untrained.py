@@ -2,10 +2,6 @@
 
 import functools
 import math
-import multiprocessing
-import os
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import numpy as np
 from tqdm import tqdm
@@ -15,6 +11,7 @@ from exorl.collect import behaviours, folder
 from exorl.collect.config import CollectConfig
 from exorl.collect.play import generators, play
 from exorl.episodes import write
+from exorl.parallel import cores, spread
 from exorl.simulation import Simulation
 from exorl.tasks import task as find_task
 
@@ -32,23 +29,9 @@ def collect(config: CollectConfig) -> int:
     batches = [part.tolist() for part in np.array_split(indices, min(parts, len(indices)))]
     name, total = f"{config.task} {config.method}", len(indices)
     with tqdm(desc=name, total=total, unit="episode", disable=None) as bar:
-        for made in _run(config, batches, processes):
+        for made in spread(functools.partial(_collect_batch, config), batches, processes):
             bar.update(made)
     return len(indices)
-
-
-def _run(config: CollectConfig, batches: list[list[int]], processes: int) -> Iterator[int]:
-    if processes == 1:
-        yield from (_collect_batch(config, batch) for batch in batches)
-        return
-    # Spawned, because JAX may be running here, and forking its threads can hang.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        try:
-            tasks = [pool.submit(_collect_batch, config, batch) for batch in batches]
-            yield from (task.result() for task in as_completed(tasks))
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _collect_batch(config: CollectConfig, indices: list[int]) -> int:
@@ -78,10 +61,3 @@ def _behaviour(method: str, index: int) -> behaviours.Maker:
 def _simulation(task: str, size: int) -> tuple[Simulation, float]:
     """A simulation, kept for the next batch, and the seconds its steps take."""
     return Simulation(task, size), suite.load(task, seed=0).control_timestep()
-
-
-def cores() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))

@@ -1,5 +1,21 @@
-"""What each domain's states mean: observations and rewards as closed forms over arrays.
+"""What each domain's states mean: observations and rewards, one file a domain.
 
-One file a domain, in the manner of `dm_control.suite`, whose names the accessors keep. They read
-simulator states `physics [..., P]` with any leading dimensions, in float64.
+The files follow `dm_control.suite`, whose names the accessors keep. Each has:
+
+- `ClosedForm`: what its rewards are made of, computed from arrays of states;
+- `meter(model)`: the same, read off MuJoCo after as little of its work as will do;
+- `reward(goal, state, control)`: rewards from either of them;
+- `observation(physics)`, or, where sensors add what the state does not hold, `sensors(model)`;
+- `environment(goal, seed)`, if dm_control lacks some of its tasks.
 """
+
+from exorl.domains import cartpole, cheetah, jaco, point_mass_maze, quadruped, walker
+
+DOMAINS = {
+    "cartpole": cartpole,
+    "cheetah": cheetah,
+    "jaco": jaco,
+    "point_mass_maze": point_mass_maze,
+    "quadruped": quadruped,
+    "walker": walker,
+}

@@ -4,12 +4,13 @@
 thigh, shin, foot, then front thigh, shin, foot; and the nine velocities in the same order.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from exorl.domains import tolerance
+from exorl.domains import planar, tolerance
 from exorl.domains.planar import Link, PlanarBody
+from exorl.domains.states import States
 
 if TYPE_CHECKING:
     from dm_control.rl.control import Environment
@@ -90,15 +91,32 @@ def link_angles(joints: np.ndarray) -> np.ndarray:
     return np.concatenate([torso, back, front], axis=-1)
 
 
-def speed(physics: np.ndarray) -> np.ndarray:
-    """Horizontal velocity of the centre of mass (meters/second) `[...]`."""
-    angle, rate = link_angles(physics[..., 2:9]), link_angles(physics[..., 11:18])
-    return BODY.forward_velocity(physics[..., 9], angle, rate)
+class ClosedForm(States):
+    """What rewards are made of, as closed forms, `[...]` each."""
+
+    @property
+    def speed(self) -> np.ndarray:
+        """Horizontal velocity of the centre of mass (meters/second)."""
+        return BODY.forward_velocity(self.physics[..., 9], *self._links)
+
+    @property
+    def angular_momentum(self) -> np.ndarray:
+        """Of the whole body about its centre of mass, along y (kg m²/s)."""
+        return BODY.angular_momentum(*self._links)
+
+    @property
+    def _links(self) -> tuple[np.ndarray, np.ndarray]:
+        return link_angles(self.physics[..., 2:9]), link_angles(self.physics[..., 11:18])
 
 
-def angular_momentum(physics: np.ndarray) -> np.ndarray:
-    """Of the whole body about its centre of mass, along y (kg m²/s), `[...]`."""
-    return BODY.angular_momentum(link_angles(physics[..., 2:9]), link_angles(physics[..., 11:18]))
+class Measured(NamedTuple):
+    """The same as MuJoCo computes it."""
+
+    speed: np.ndarray
+    angular_momentum: np.ndarray
+
+
+meter = planar.momenta
 
 
 def observation(physics: np.ndarray) -> np.ndarray:
@@ -106,14 +124,14 @@ def observation(physics: np.ndarray) -> np.ndarray:
     return physics[..., 1:]
 
 
-def reward(goal: str, physics: np.ndarray, control: np.ndarray) -> np.ndarray:
+def reward(goal: str, state: ClosedForm | Measured, control: np.ndarray) -> np.ndarray:
     """The share of the wanted speed or spin that is reached, `[...]`; `_backward` turns it round.
 
     `walk` is of controllable_agent, the other goals are ExoRL's.
     """
     del control
     kind, direction, wanted = _meaning(goal)
-    reached = angular_momentum(physics) if kind == "flip" else speed(physics)
+    reached = state.angular_momentum if kind == "flip" else state.speed
     return tolerance.at_least_linear(direction * reached, wanted, wanted, 0)
 
 

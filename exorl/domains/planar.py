@@ -5,11 +5,16 @@ links above it and itself of constant levers, each turned by its own link's angl
 else follows by differentiating and weighing with the masses.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from mujoco import MjData, MjModel
 
 
 @dataclass(frozen=True)
@@ -18,11 +23,11 @@ class Link:
 
     Attributes:
         name: In the MJCF.
-        parent: The link that its joint is on, None for the torso.
+        parent: The link that its joint is on, None for the first, the root.
         joint: Where its joint is, (x, z) from the parent's joint in the parent's frame (meters).
         centre: Its centre of mass, (x, z) from its joint in its own frame (meters).
         mass: In kilograms.
-        inertia: About the y-axis through its centre of mass (kg m²).
+        inertia: About the y-axis through its centre of mass (kg m²), for angular momenta.
     """
 
     name: str
@@ -30,14 +35,19 @@ class Link:
     joint: tuple[float, float]
     centre: tuple[float, float]
     mass: float
-    inertia: float
+    inertia: float = math.nan
 
 
 @dataclass(frozen=True)
 class PlanarBody:
-    """L links, the torso first and parents before children."""
+    """L links, parents before children."""
 
     links: Sequence[Link]
+
+    @cached_property
+    def mass(self) -> float:
+        """Of all links, in kilograms."""
+        return float(self._masses.sum())
 
     @cached_property
     def _masses(self) -> np.ndarray:
@@ -58,7 +68,16 @@ class PlanarBody:
     @cached_property
     def mean_levers(self) -> np.ndarray:
         """`[L, 2]`: the same for the centre of mass of the whole body."""
-        return np.einsum("i,ijk->jk", self._masses, self._levers) / self._masses.sum()
+        return np.einsum("i,ijk->jk", self._masses, self._levers) / self.mass
+
+    def centre(self, angle: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the whole body's centre of mass is, (x, z) `[...]` from the root's joint.
+
+        Args:
+            angle: `[..., L]` angles of the links (rad).
+        """
+        (x, z), cosine, sine = self.mean_levers.T, np.cos(angle), np.sin(angle)
+        return cosine @ x + sine @ z, cosine @ z - sine @ x
 
     def forward_velocity(self, root: np.ndarray, angle: np.ndarray, rate: np.ndarray) -> np.ndarray:
         """Velocity of the whole body's centre of mass along x (meters/second) `[...]`.
@@ -85,3 +104,23 @@ class PlanarBody:
         speed_x, speed_z = cosine @ z.T - sine @ x.T, -(cosine @ x.T) - sine @ z.T
         orbital = (place_z * speed_x - place_x * speed_z) @ self._masses
         return orbital + rate @ np.array([link.inertia for link in self.links])
+
+
+def momenta(model: "MjModel") -> Callable[["MjData"], tuple[float, ...]]:
+    """Reads what `PlanarBody` computes off a state that was just set.
+
+    That is the velocity of the whole body's centre of mass along x (meters/second) and its
+    angular momentum about it along y (kg m²/s).
+    """
+    from mujoco import mj_comPos, mj_comVel, mj_kinematics, mj_subtreeVel
+
+    torso = model.body("torso").id
+
+    def measure(data: "MjData") -> tuple[float, ...]:
+        mj_kinematics(model, data)
+        mj_comPos(model, data)
+        mj_comVel(model, data)
+        mj_subtreeVel(model, data)
+        return data.subtree_linvel[torso, 0], data.subtree_angmom[torso, 1]
+
+    return measure

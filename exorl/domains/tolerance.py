@@ -19,6 +19,11 @@ def at_least_linear(
     return np.maximum(1 - (1 - value_at_margin) * distance, 0)
 
 
+def at_most(x: np.ndarray, bound: float, margin: float) -> np.ndarray:
+    """Gaussian above `bound`, 0.1 at `bound + margin`."""
+    return _gaussian(np.maximum(x - bound, 0) / margin)
+
+
 def near_zero(x: np.ndarray, margin: float) -> np.ndarray:
     """Gaussian around 0, 0.1 at a distance of `margin`."""
     return _gaussian(x / margin)

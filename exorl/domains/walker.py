@@ -4,15 +4,18 @@
 hip, knee, ankle, then left hip, knee, ankle; and the nine velocities in the same order.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from exorl.domains import tolerance
+from exorl.domains import planar, tolerance
 from exorl.domains.planar import Link, PlanarBody
+from exorl.domains.states import States
 
 if TYPE_CHECKING:
     from dm_control.rl.control import Environment
+    from mujoco import MjData, MjModel
 
 # Height of the torso (meters) at rootz = 0, from walker.xml.
 INITIAL_HEIGHT = 1.3
@@ -53,25 +56,52 @@ def link_angles(joints: np.ndarray) -> np.ndarray:
     return np.concatenate([torso, right, left], axis=-1)
 
 
-def torso_upright(physics: np.ndarray) -> np.ndarray:
-    """Projection of the torso's z-axis on the world's, `[...]`."""
-    return np.cos(physics[..., 2])
+class ClosedForm(States):
+    """What rewards are made of, as closed forms, `[...]` each."""
+
+    @property
+    def torso_upright(self) -> np.ndarray:
+        """Projection of the torso's z-axis on the world's."""
+        return np.cos(self.physics[..., 2])
+
+    @property
+    def torso_height(self) -> np.ndarray:
+        """Height of the torso (meters)."""
+        return INITIAL_HEIGHT + self.physics[..., 0]
+
+    @property
+    def horizontal_velocity(self) -> np.ndarray:
+        """Horizontal velocity of the centre of mass (meters/second)."""
+        return BODY.forward_velocity(self.physics[..., 10], *self._links)
+
+    @property
+    def angular_momentum(self) -> np.ndarray:
+        """Of the whole body about its centre of mass, along y (kg m²/s)."""
+        return BODY.angular_momentum(*self._links)
+
+    @property
+    def _links(self) -> tuple[np.ndarray, np.ndarray]:
+        return link_angles(self.physics[..., 2:9]), link_angles(self.physics[..., 11:18])
 
 
-def torso_height(physics: np.ndarray) -> np.ndarray:
-    """Height of the torso (meters) `[...]`."""
-    return INITIAL_HEIGHT + physics[..., 0]
+class Measured(NamedTuple):
+    """The same as MuJoCo computes it."""
+
+    torso_upright: np.ndarray
+    torso_height: np.ndarray
+    horizontal_velocity: np.ndarray
+    angular_momentum: np.ndarray
 
 
-def horizontal_velocity(physics: np.ndarray) -> np.ndarray:
-    """Horizontal velocity of the centre of mass (meters/second) `[...]`."""
-    angle, rate = link_angles(physics[..., 2:9]), link_angles(physics[..., 11:18])
-    return BODY.forward_velocity(physics[..., 10], angle, rate)
+def meter(model: "MjModel") -> Callable[["MjData"], tuple[float, ...]]:
+    """Reads `Measured` off a state that was just set."""
+    momenta, torso = planar.momenta(model), model.body("torso").id
 
+    def measure(data: "MjData") -> tuple[float, ...]:
+        velocity, momentum = momenta(data)
+        return data.xmat[torso, 8], data.xpos[torso, 2], velocity, momentum
 
-def angular_momentum(physics: np.ndarray) -> np.ndarray:
-    """Of the whole body about its centre of mass, along y (kg m²/s), `[...]`."""
-    return BODY.angular_momentum(link_angles(physics[..., 2:9]), link_angles(physics[..., 11:18]))
+    return measure
 
 
 def orientations(physics: np.ndarray) -> np.ndarray:
@@ -82,23 +112,23 @@ def orientations(physics: np.ndarray) -> np.ndarray:
 
 def observation(physics: np.ndarray) -> np.ndarray:
     """Orientations, height and velocities, `[..., 24]`."""
-    height = torso_height(physics)[..., None]
+    height = INITIAL_HEIGHT + physics[..., :1]
     return np.concatenate([orientations(physics), height, physics[..., 9:]], axis=-1)
 
 
-def reward(goal: str, physics: np.ndarray, control: np.ndarray) -> np.ndarray:
+def reward(goal: str, state: ClosedForm | Measured, control: np.ndarray) -> np.ndarray:
     """Standing tall and upright, times the speed (`walk`, `run`) or spin (`flip`), `[...]`."""
     del control
-    standing = tolerance.at_least(torso_height(physics), STAND_HEIGHT, STAND_HEIGHT / 2)
-    upright = (1 + torso_upright(physics)) / 2
+    standing = tolerance.at_least(state.torso_height, STAND_HEIGHT, STAND_HEIGHT / 2)
+    upright = (1 + state.torso_upright) / 2
     stand = (3 * standing + upright) / 4
     if goal == "stand":
         return stand
     if goal == "flip":
-        spin = tolerance.at_least_linear(angular_momentum(physics), SPIN, SPIN, 0)
+        spin = tolerance.at_least_linear(state.angular_momentum, SPIN, SPIN, 0)
         return stand * (5 * spin + 1) / 6
     speed = {"walk": WALK_SPEED, "run": RUN_SPEED}[goal]
-    move = tolerance.at_least_linear(horizontal_velocity(physics), speed, speed / 2, 0.5)
+    move = tolerance.at_least_linear(state.horizontal_velocity, speed, speed / 2, 0.5)
     return stand * (5 * move + 1) / 6
 
 

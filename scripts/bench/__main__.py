@@ -5,7 +5,10 @@ import importlib
 
 from scripts.command import run
 
-BENCHMARKS = {"ring": "dense, blockwise and ring attention: time, GFLOP/s, ratios"}
+BENCHMARKS = {
+    "exorl": "relabelling, reading and packing episodes, environments: speeds, ratios",
+    "ring": "dense, blockwise and ring attention: time, GFLOP/s, ratios",
+}
 
 
 def main() -> None:

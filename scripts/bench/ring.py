@@ -7,8 +7,6 @@ full (3.5 times the forward pass).
 
 import argparse
 import functools
-import statistics
-import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -18,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import ring
 from ring import cost
+from scripts.bench.turns import medians
 
 IMPLEMENTATIONS: tuple[ring.Implementation, ...] = ("dense", "blockwise", "ring")
 PASSES = ("forward", "forward+backward")
@@ -56,21 +55,15 @@ def measure(length: int, arguments: argparse.Namespace) -> None:
         if implementation != "dense" or length <= arguments.dense_limit:
             for name, call in compiled(implementation, length, arguments).items():
                 calls[name, implementation] = call
-    seconds = {key: [] for key in calls}
-    for _ in range(arguments.repeats):
-        for key, call in calls.items():
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            seconds[key].append(time.perf_counter() - start)
-    medians = {key: statistics.median(times) for key, times in seconds.items()}
+    seconds = medians(calls, arguments.repeats)
     for name in PASSES:
         flops = cost.attention_flops(
             arguments.batch, length, arguments.heads, arguments.head_dim, backward=name != "forward"
         )
         for implementation in IMPLEMENTATIONS:
-            if (name, implementation) in medians:
-                taken = medians[name, implementation]
-                ratio = medians.get((name, "dense"), float("nan")) / taken
+            if (name, implementation) in seconds:
+                taken = seconds[name, implementation]
+                ratio = seconds.get((name, "dense"), float("nan")) / taken
                 print(
                     f"{length:7} {name:17} {implementation:15} "
                     f"{1e3 * taken:9.2f} {flops / taken / 1e9:8.1f} {ratio:8.2f}"
@@ -99,7 +92,7 @@ def compiled(
     wide = {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else {}
     forward = jax.jit(attend, compiler_options=wide)
     backward = jax.jit(both, compiler_options=wide)
-    calls = {PASSES[0]: lambda: forward(q, k, v), PASSES[1]: lambda: backward(q, k, v, dout)}
-    for call in calls.values():
-        jax.block_until_ready(call())
-    return calls
+    return {
+        PASSES[0]: lambda: jax.block_until_ready(forward(q, k, v)),
+        PASSES[1]: lambda: jax.block_until_ready(backward(q, k, v, dout)),
+    }

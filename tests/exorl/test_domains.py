@@ -4,61 +4,29 @@ import numpy as np
 import pytest
 
 from exorl import suite
-from exorl.domains import cheetah, tolerance, walker
-from exorl.rewards import DOMAINS, reward
-from exorl.tasks import TASKS
+from exorl.domains import DOMAINS, cheetah, jaco, point_mass_maze, quadruped, tolerance, walker
+from exorl.tasks import domain_tasks
 
-NAMES = tuple(TASKS)
-
-
-def live_steps(name, count, seed=0):
-    """Observations, actions, states and rewards of `count` random steps in dm_control."""
-    environment, rng = suite.load(name, seed), np.random.default_rng(seed)
-    environment.reset()
-    rows = []
-    for _ in range(count):
-        action = rng.uniform(-1, 1, TASKS[name].action_dim).astype(np.float32)
-        step = environment.step(action)
-        if step.first():
-            continue
-        observation = np.concatenate([np.ravel(part) for part in step.observation.values()])
-        rows.append((observation, action, environment.physics.get_state(), step.reward))
-    return [np.array(column) for column in zip(*rows, strict=True)]
+STATE_TELLS_ALL = [name for name, domain in DOMAINS.items() if hasattr(domain, "observation")]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_rewards_and_observations_are_those_of_dm_control(name):
-    observation, action, physics, expected = live_steps(name, 1000)
-    domain, goal = DOMAINS[TASKS[name].domain], TASKS[name].goal
-    np.testing.assert_allclose(domain.observation(physics), observation, rtol=0, atol=1e-9)
-    exact = domain.reward(goal, physics, action.astype(np.float64))
-    np.testing.assert_allclose(exact, expected, rtol=0, atol=1e-10)
-    single = reward(name, observation, action, physics)
-    np.testing.assert_allclose(single, expected, rtol=0, atol=1e-7)
-    # The comparison has something to compare, but for the pole that nobody swings up.
-    assert np.ptp(expected) > 0.005 or name == "cartpole_swingup_sparse"
+def closed_form(domain, states):
+    return domain.ClosedForm(states, np.zeros(0))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STATE_TELLS_ALL)
 @pytest.mark.parametrize("spread", [1.0, 10.0])
-def test_closed_forms_hold_for_states_far_from_any_episode(name, spread):
-    """Arbitrary angles and velocities reach every branch of the formulas."""
-    environment, task, rng = suite.load(name, 0), TASKS[name], np.random.default_rng(1)
-    states = spread * rng.normal(size=(200, task.physics_dim))
-    if name.endswith("_sparse"):
-        states[::2] /= 10 * spread  # within what is asked for
-    controls = rng.uniform(-1, 1, (200, task.action_dim))
-    rewards, observations = [], []
-    for state, control in zip(states, controls, strict=True):
+def test_observations_follow_from_states_far_from_any_episode_too(name, spread):
+    task = domain_tasks(name)[0]
+    environment, rng = suite.load(task.name, 0), np.random.default_rng(1)
+    states = spread * rng.normal(size=(100, task.physics_dim))
+    observations = []
+    for state in states:
         with environment.physics.reset_context():
             environment.physics.set_state(state)
-        environment.physics.set_control(control)
-        rewards.append(environment.task.get_reward(environment.physics))
         observation = environment.task.get_observation(environment.physics)
         observations.append(np.concatenate([np.ravel(part) for part in observation.values()]))
-    domain = DOMAINS[task.domain]
-    np.testing.assert_allclose(domain.reward(task.goal, states, controls), rewards, atol=1e-10)
-    np.testing.assert_allclose(domain.observation(states), observations, atol=1e-9)
+    np.testing.assert_allclose(DOMAINS[name].observation(states), observations, atol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "domain"), [("cheetah_run", cheetah), ("walker_walk", walker)])
@@ -96,7 +64,8 @@ def test_angular_momentum_is_mujocos(name, domain):
         with physics.reset_context():
             physics.set_state(state)
         expected.append(physics.named.data.subtree_angmom["torso", 1])
-    np.testing.assert_allclose(domain.angular_momentum(states), expected, atol=1e-10)
+    found = closed_form(domain, states).angular_momentum
+    np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
 def test_walker_height_is_the_models():
@@ -117,6 +86,11 @@ def test_tolerances_are_those_of_dm_control():
             expected = rewards.tolerance(x, **above, value_at_margin=value, sigmoid="linear")
             actual = tolerance.at_least_linear(x, bound, margin, value)
             np.testing.assert_allclose(actual, expected, atol=1e-15)
+    for bound, margin in ((0.05, 0.05), (0.015, 0.015)):
+        below = {"bounds": (-np.inf, bound), "margin": margin}
+        np.testing.assert_allclose(
+            tolerance.at_most(x / 100, bound, margin), rewards.tolerance(x / 100, **below)
+        )
     np.testing.assert_allclose(
         tolerance.near_zero(x, 5), rewards.tolerance(x, margin=5), atol=1e-15
     )
@@ -125,3 +99,59 @@ def test_tolerances_are_those_of_dm_control():
         rewards.tolerance(x, margin=1, value_at_margin=0, sigmoid="quadratic"),
         atol=1e-15,
     )
+
+
+def test_legs_are_those_of_the_quadruped():
+    model = suite.load("quadruped_walk", 0).physics.model
+    sides = ("front_left", "front_right", "back_right", "back_left")
+    assert model.body_mass[model.name2id("torso", "body")] == pytest.approx(quadruped.TORSO_MASS)
+    assert model.body_mass.sum() == pytest.approx(quadruped.TORSO_MASS + 4 * quadruped.LEG.mass)
+    for side, hip, heading in zip(sides, quadruped.HIPS, quadruped.HEADINGS, strict=True):
+        body = model.name2id(f"hip_{side}", "body")
+        np.testing.assert_allclose(model.body_pos[body], [*hip, 0])
+        half = heading / 2
+        np.testing.assert_allclose(model.body_quat[body], [np.cos(half), 0, 0, np.sin(half)])
+        for link in quadruped.LEG.links:
+            body = model.name2id(f"{link.name}_{side}", "body")
+            np.testing.assert_allclose(model.body_ipos[body][[0, 2]], link.centre, atol=1e-12)
+            assert model.body_mass[body] == pytest.approx(link.mass)
+            if link.parent is not None:
+                np.testing.assert_allclose(model.body_pos[body][[0, 2]], link.joint, atol=1e-12)
+
+
+def test_the_heights_of_the_quadruped_reach_its_reward():
+    """Else the height would have no say in the comparison of jump's rewards."""
+    states = np.random.default_rng(0).normal(size=(100, 57))
+    heights = closed_form(quadruped, states).com_height
+    assert (heights < 1).any() and (heights > 1).any() and np.ptp(heights) > 1
+
+
+@pytest.mark.parametrize("task", domain_tasks("jaco") + domain_tasks("point_mass_maze"))
+def test_targets_are_where_the_environment_shows_them(task):
+    environment = suite.load(task.name, 0)
+    environment.reset()
+    if task.domain == "jaco":
+        shown = environment.physics.named.model.site_pos["target_site"]
+        np.testing.assert_array_equal(shown, jaco.TARGETS[task.goal])
+        assert environment.physics.named.model.site_size["target_site", 0] == jaco.RADIUS
+    else:
+        shown = environment.physics.named.data.geom_xpos["target"]
+        np.testing.assert_array_equal(shown[:2], point_mass_maze.TARGETS[task.goal])
+        assert environment.physics.named.model.geom_size["target", 0] == point_mass_maze.RADIUS
+
+
+def test_the_ball_starts_in_its_corner_and_stays_out_of_the_walls():
+    environment = suite.load("point_mass_maze_reach_top_left", 0)
+    motions = np.array([[1, 0], [0, -1], [1, 1], [1, -1], [-1, -1]], float)
+    inside = []
+    for seed in range(20):
+        suite.reseed(environment, seed)
+        environment.reset()
+        x, y = environment.physics.position()
+        assert -0.29 <= x <= -0.15 and 0.15 <= y <= 0.29
+        for t in range(300):
+            environment.step(motions[(seed + t // 60) % 5])
+            x, y = np.abs(environment.physics.position())
+            # The ball's radius is 0.01: its centre may come this near to the cross, a bit of give.
+            inside.append((x < 0.185 and y < 0.025) or (x < 0.025 and y < 0.185))
+    assert not any(inside)

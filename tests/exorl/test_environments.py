@@ -78,6 +78,35 @@ def test_episodes_are_truncated_at_the_limit_and_never_terminated():
         environment.step(np.zeros(1, np.float32))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_gymnasium_makes_it_by_its_id(name):
+    environment = gymnasium.make(f"exoring/{name}-v0", seed=3)
+    assert environment.unwrapped.task == TASKS[name]
+    observation, _ = environment.reset()
+    np.testing.assert_array_equal(observation, make(name, seed=3).reset()[0])
+
+
+def test_workers_build_their_own_arm():
+    """Manipulation environments can't be pickled, so that processes must make them."""
+    name = "jaco_reach_top_left"
+    vector = gymnasium.make_vec(
+        f"exoring/{name}-v0", 2, "async", vector_kwargs={"context": "spawn"}
+    )
+    try:
+        start, _ = vector.reset(seed=[5, 6])
+        actions = np.random.default_rng(0).uniform(-1, 1, (2, 9)).astype(np.float32)
+        observation, reward, *_, info = vector.step(actions)
+    finally:
+        vector.close()
+    for i, seed in enumerate((5, 6)):
+        alone = make(name)
+        np.testing.assert_array_equal(start[i], alone.reset(seed=seed)[0])
+        again = alone.step(actions[i])
+        np.testing.assert_array_equal(observation[i], again[0])
+        assert reward[i] == again[1]
+        np.testing.assert_array_equal(info["physics"][i], again[4]["physics"])
+
+
 def test_actions_are_clipped_and_checked():
     environment, other = make("cheetah_run"), make("cheetah_run")
     environment.reset(seed=0), other.reset(seed=0)
@@ -92,10 +121,21 @@ def test_actions_are_clipped_and_checked():
 
 def test_actions_are_scaled_to_the_motors_range():
     low, high = np.array([-1.0, -0.8]), np.array([1.1, 0.8])
-    ends = suite.scale(np.array([[-1, -1], [1, 1], [0, 0.5]], np.float32), low, high)
+    ends = suite.scaling(low, high)(np.array([[-1, -1], [1, 1], [0, 0.5]], np.float32))
     np.testing.assert_allclose(ends, [low, high, [0.05, 0.4]])
+    for name in ("quadruped_walk", "jaco_reach_top_left"):
+        environment = suite.load(name, 0)
+        environment.reset()
+        motors, ours = environment.action_spec(), make(name)
+        ours.reset(seed=0)
+        assert (np.abs(motors.maximum) != 1).any()
+        highest = environment.step(motors.maximum).observation.values()
+        np.testing.assert_array_equal(
+            ours.step(np.ones(motors.shape, np.float32))[0],
+            np.concatenate(list(highest), axis=None, dtype=np.float32),
+        )
     action = np.array([0.1, -0.3], np.float32)
-    np.testing.assert_array_equal(suite.scale(action, -np.ones(2), np.ones(2)), action)
+    np.testing.assert_array_equal(suite.scaling(-np.ones(2), np.ones(2))(action), action)
 
 
 def test_run_backward_starts_as_run_and_pays_the_other_direction():
@@ -144,6 +184,9 @@ def test_loading_is_silent_without_a_display_and_importing_changes_nothing(monke
         "assert 'MUJOCO_GL' not in os.environ and 'mujoco' not in sys.modules\n"
         "exorl.make('cheetah_run').reset(seed=0)\n"
         "exorl.make('cheetah_run_backward').reset(seed=0)\n"
+        "jaco = exorl.make('jaco_reach_top_left')\n"
+        "jaco.reset(seed=0)\n"
+        "jaco.step(jaco.action_space.sample())\n"
         "from absl import logging\n"
         "logging.warning('still heard')\n"
     )

@@ -39,6 +39,15 @@ def test_rewards_are_the_formulas_and_row_0_earns_nothing(tmp_path, monkeypatch,
         assert own[0] == 0 and expected[0] > 0
 
 
+@pytest.mark.parametrize("backend", ["mujoco", "dm_control"])
+def test_other_back_ends_share_the_work_and_agree(tmp_path, backend):
+    store = make_store(tmp_path)
+    rewards = relabel.rewards(store, "cartpole_swingup", backend=backend)
+    closed = relabel.rewards(store, "cartpole_swingup")
+    np.testing.assert_allclose(rewards, closed, atol=1e-6)
+    assert len(list((store.path / "rewards").glob("*.npy"))) == 2
+
+
 def test_returns_sum_rows_1_to_T(tmp_path, monkeypatch):
     store = make_store(tmp_path)
     rewards = np.random.default_rng(0).uniform(size=int(store.offsets[-1])).astype(np.float32)

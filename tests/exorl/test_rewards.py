@@ -1,9 +1,12 @@
+import functools
+
 import numpy as np
 import pytest
 
-from exorl import suite
+from exorl import backends, suite
+from exorl.domains import DOMAINS
 from exorl.rewards import FORMULA_VERSION, reward
-from exorl.tasks import TASKS, TaskError
+from exorl.tasks import TASKS, TaskError, domain_tasks
 
 NAMES = tuple(TASKS)
 
@@ -12,7 +15,75 @@ def random_rows(name, shape, seed=0):
     task, rng = TASKS[name], np.random.default_rng(seed)
     observation = rng.normal(size=(*shape, task.observation_dim)).astype(np.float32)
     action = rng.uniform(-1, 1, (*shape, task.action_dim)).astype(np.float32)
-    return observation, action, rng.normal(size=(*shape, task.physics_dim))
+    physics = rng.normal(size=(*shape, task.physics_dim))
+    if "reach" in name:  # within reach of the goals
+        observation, physics = observation / 10, physics / 10
+    return observation, action, physics
+
+
+@functools.cache
+def played_rows(domain, count):
+    """Observations, actions and states of a random policy in dm_control, and what they earn.
+
+    The rewards are those of the domain's first task, as the environment pays them.
+    """
+    task = domain_tasks(domain)[0]
+    environment, rng = suite.load(task.name, 0), np.random.default_rng(0)
+    motors, rows = environment.action_spec(), []
+    scale = suite.scaling(motors.minimum, motors.maximum)
+    environment.reset()
+    while len(rows) < count:
+        action = rng.uniform(-1, 1, task.action_dim)
+        step = environment.step(scale(action))
+        if step.first():
+            continue
+        observation = np.concatenate([np.ravel(part) for part in step.observation.values()])
+        rows.append((observation, action, environment.physics.get_state(), step.reward))
+    return [np.array(column) for column in zip(*rows, strict=True)]
+
+
+@functools.cache
+def thrown_rows(domain, count):
+    """Actions and states far from any episode: they reach every branch of the formulas."""
+    task, rng = domain_tasks(domain)[0], np.random.default_rng(1)
+    observation = np.zeros((count, task.observation_dim))
+    if domain in ("jaco", "point_mass_maze"):
+        # Of many, those nearest to a goal: elsewhere nothing is earned.
+        physics = rng.normal(size=(40 * count, task.physics_dim))
+        place = np.stack(backends.measure(task, physics), axis=-1)
+        goals = np.array(list(DOMAINS[domain].TARGETS.values()))
+        distance = np.linalg.norm(place[:, None] - goals, axis=-1).min(axis=-1)
+        nearest = np.argsort(distance)[:count]
+        physics, place = physics[nearest], place[nearest]
+        if domain == "jaco":
+            observation[:, 30:33] = place  # which only MuJoCo can tell from the state
+    else:
+        spread = rng.choice([0.01, 1.0, 10.0], (count, 1))
+        physics = spread * rng.normal(size=(count, task.physics_dim))
+    return observation, rng.uniform(-1, 1, (count, task.action_dim)), physics
+
+
+def equal_back_ends(name, rows, atol=1e-6):
+    closed = reward(name, *rows)
+    np.testing.assert_allclose(reward(name, *rows, backend="mujoco"), closed, rtol=0, atol=atol)
+    asked = reward(name, *rows, backend="dm_control")
+    np.testing.assert_allclose(asked, closed, rtol=0, atol=atol)
+    return closed
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_back_ends_agree(name, count):
+    """Closed form, MuJoCo and dm_control, over states of episodes and states far from any."""
+    domain = TASKS[name].domain
+    *played, paid = played_rows(domain, count)
+    values = equal_back_ends(name, played)
+    if name == domain_tasks(domain)[0].name:
+        np.testing.assert_allclose(values, paid, rtol=0, atol=1e-7)
+    thrown = thrown_rows(domain, count)
+    values = equal_back_ends(name, thrown)
+    # The comparison has something to compare.
+    assert np.ptp(values) > 0.3 and len(np.unique(values)) > (1 if "sparse" in name else 20)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,18 +118,13 @@ def test_a_row_is_paid_for_its_own_action_and_state():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_mode_exorl_is_upstreams_relabelling_which_forgets_the_control(name):
-    environment = suite.load(name, 0)
-    observation, action, physics = random_rows(name, (50,))
-    upstream = []
-    for state in physics:
-        with environment.physics.reset_context():
-            environment.physics.set_state(state)
-        upstream.append(environment.task.get_reward(environment.physics))
-    values = reward(name, observation, action, physics, mode="exorl")
-    np.testing.assert_allclose(values, upstream, atol=1e-7)
-    exact = reward(name, observation, action, physics)
-    pays_for_force = name in ("cartpole_swingup", "cartpole_balance")
-    assert np.array_equal(values, exact) != pays_for_force
+    rows = thrown_rows(TASKS[name].domain, 500)
+    values = reward(name, *rows, mode="exorl")
+    for backend in ("mujoco", "dm_control"):
+        same = reward(name, *rows, mode="exorl", backend=backend)
+        np.testing.assert_allclose(values, same, atol=1e-6)
+    pays_for_force = name in ("cartpole_swingup", "cartpole_balance") or "maze" in name
+    assert np.array_equal(values, reward(name, *rows)) != pays_for_force
 
 
 def test_wrong_shapes_modes_and_tasks_are_refused():
@@ -69,6 +135,8 @@ def test_wrong_shapes_modes_and_tasks_are_refused():
         reward("cheetah_run", observation, action, physics[:, 1:])
     with pytest.raises(ValueError, match="mode is 'fast'"):
         reward("cheetah_run", observation, action, physics, mode="fast")  # type: ignore
+    with pytest.raises(ValueError, match="backend is 'jax'"):
+        reward("cheetah_run", observation, action, physics, backend="jax")  # type: ignore
     with pytest.raises(TaskError):
         reward("cheetah_fly", observation, action, physics)
 
@@ -85,6 +153,18 @@ GOLDEN = {
     "cheetah_walk_backward": 209.9974,
     "cheetah_flip": 234.1713,
     "cheetah_flip_backward": 235.7204,
+    "jaco_reach_top_left": 51.3849,
+    "jaco_reach_top_right": 60.5734,
+    "jaco_reach_bottom_left": 62.1908,
+    "jaco_reach_bottom_right": 58.7465,
+    "point_mass_maze_reach_top_left": 2.6026,
+    "point_mass_maze_reach_top_right": 3.9982,
+    "point_mass_maze_reach_bottom_left": 0.0349,
+    "point_mass_maze_reach_bottom_right": 5.4042,
+    "quadruped_stand": 500.6078,
+    "quadruped_walk": 240.0420,
+    "quadruped_run": 246.7509,
+    "quadruped_jump": 258.3696,
     "walker_stand": 683.1227,
     "walker_walk": 291.8398,
     "walker_run": 144.4216,
@@ -94,7 +174,7 @@ GOLDEN = {
 
 def test_formulas_and_their_version_change_together():
     """Cached rewards are found by the version: if these values change, raise it."""
-    assert FORMULA_VERSION == 1
+    assert FORMULA_VERSION == 1 and set(GOLDEN) == set(NAMES)
     for name, expected in GOLDEN.items():
         values = reward(name, *random_rows(name, (1000,)))
         assert values.sum(dtype=np.float64) == pytest.approx(expected, abs=1e-3), name

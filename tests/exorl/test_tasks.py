@@ -2,20 +2,25 @@ import numpy as np
 import pytest
 
 from exorl import suite, tasks
-from exorl.rewards import DOMAINS
+from exorl.domains import DOMAINS
 from exorl.tasks import HIDDEN_GROUPS, TASKS, TaskError
 
 NAMES = tuple(TASKS)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_sizes_are_those_of_dm_control(name):
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_sizes_and_lengths_are_those_of_dm_control(domain):
+    name = tasks.domain_tasks(domain)[0].name
     task, environment = TASKS[name], suite.load(name, seed=0)
     observation = environment.reset().observation
     assert sum(np.size(part) for part in observation.values()) == task.observation_dim
     assert environment.action_spec().shape == (task.action_dim,)
     assert environment.physics.get_state().shape == (task.physics_dim,)
-    assert environment._step_limit == task.episode_length
+    motors = environment.action_spec()
+    steps = 0
+    while not environment.step(motors.minimum).last():
+        steps += 1
+    assert steps + 1 == task.episode_length
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,6 +50,20 @@ def test_unknown_task_names_the_closest_and_all(typo):
 def test_unknown_domain_is_refused():
     with pytest.raises(TaskError, match="unknown domain 'cheeta': did you mean 'cheetah'"):
         tasks.domain_tasks("cheeta")
+
+
+def test_every_task_of_the_benchmark_is_there():
+    goals = {domain: [task.goal for task in tasks.domain_tasks(domain)] for domain in DOMAINS}
+    corners = [f"reach_{side}" for side in ("top_left", "top_right", "bottom_left", "bottom_right")]
+    there_and_back = ["run", "run_backward", "walk", "walk_backward", "flip", "flip_backward"]
+    assert goals == {
+        "cartpole": ["balance", "balance_sparse", "swingup", "swingup_sparse"],
+        "cheetah": there_and_back,
+        "jaco": corners,
+        "point_mass_maze": corners,
+        "quadruped": ["stand", "walk", "run", "jump"],
+        "walker": ["stand", "walk", "run", "flip"],
+    }
 
 
 def test_hidden_groups_hold_tasks_of_one_domain():
