@@ -80,6 +80,11 @@ class Simulation:
             SimulationError: A state diverged.
         """
         action = np.asarray(action, np.float32)
+        physics = self._move(action)
+        observation = self._observation(physics)
+        return Step(observation, reward(self.task.name, observation, action, physics), physics)
+
+    def _move(self, action: np.ndarray) -> np.ndarray:
         if action.shape != (self.size, self.task.action_dim):
             expected = (self.size, self.task.action_dim)
             raise ValueError(f"actions have shape {action.shape}, expected {expected}")
@@ -91,8 +96,7 @@ class Simulation:
         if not np.isfinite(physics).all():
             bad = np.flatnonzero(~np.isfinite(physics).all(axis=-1)).tolist()
             raise SimulationError(f"{self.task.name}: the states of episodes {bad} diverged")
-        observation = self._observation(physics)
-        return Step(observation, reward(self.task.name, observation, action, physics), physics)
+        return physics
 
     def _advance(self, data: Any) -> None:
         if self._sense is None:
@@ -122,10 +126,11 @@ def one_step(task: str, physics: np.ndarray, action: np.ndarray) -> np.ndarray:
     Raises:
         TaskError: There is no such task.
         ValueError: The actions have another shape or are not finite.
+        SimulationError: A state diverged.
     """
     simulation = Simulation(task, 1)
     result = np.empty(physics.shape, np.float64)
     for i in range(len(physics)):
         simulation.place(physics[i : i + 1])
-        result[i] = simulation.step(action[i : i + 1]).physics[0]
+        result[i] = simulation._move(action[i : i + 1])[0]
     return result

@@ -18,24 +18,27 @@ class Task:
     Attributes:
         name: Domain and goal, `cheetah_run`.
         domain: The body and its physics, shared by the tasks of a dataset, `cheetah`.
+        episode_length: T, steps until the time limit, the only way an episode ends.
         observation_dim: O, length of the flat float32 observation, in dm_control's order.
         action_dim: A, length of the action, each entry in [-1, 1].
         physics_dim: P, length of the float64 simulator state (qpos, qvel, act).
         reference_return: Raw return that counts as 100: the expert of URLB
             (url_benchmark, issue 1) where there is one, else the largest possible.
-        random_return: Raw return that counts as 0: mean over 100 uniformly random episodes,
-            measured by `scripts/measure_random.py` (95 % within 12 for cartpole, 3 elsewhere).
-        episode_length: T, steps until the time limit, the only way an episode ends.
+        random_return: Raw return that counts as 0: the mean over uniformly random episodes, 400 of
+            jaco, maze and quadruped, whose starts differ most, 100 of the others.
+        random_error: Half the width of its 95 % interval. `scripts/measure_random.py` measures
+            both.
     """
 
     name: str
     domain: str
+    episode_length: int
     observation_dim: int
     action_dim: int
     physics_dim: int
     reference_return: float
     random_return: float
-    episode_length: int = 1000
+    random_error: float
 
     @property
     def goal(self) -> str:
@@ -44,33 +47,33 @@ class Task:
 
 
 _TASKS = (
-    #    name                   domain     O   A  P   reference random
-    Task("cartpole_balance", "cartpole", 5, 1, 4, 1000, 364.0),
-    Task("cartpole_balance_sparse", "cartpole", 5, 1, 4, 1000, 49.1),
-    Task("cartpole_swingup", "cartpole", 5, 1, 4, 1000, 30.2),
-    Task("cartpole_swingup_sparse", "cartpole", 5, 1, 4, 1000, 0.0),
-    Task("cheetah_run", "cheetah", 17, 6, 18, 1000, 4.0),
-    Task("cheetah_run_backward", "cheetah", 17, 6, 18, 1000, 19.6),
-    Task("cheetah_walk", "cheetah", 17, 6, 18, 1000, 20.2),
-    Task("cheetah_walk_backward", "cheetah", 17, 6, 18, 1000, 98.2),
-    Task("cheetah_flip", "cheetah", 17, 6, 18, 1000, 151.2),
-    Task("cheetah_flip_backward", "cheetah", 17, 6, 18, 1000, 146.0),
-    Task("jaco_reach_top_left", "jaco", 42, 9, 18, 191, 0.0, episode_length=250),
-    Task("jaco_reach_top_right", "jaco", 42, 9, 18, 223, 0.0, episode_length=250),
-    Task("jaco_reach_bottom_left", "jaco", 42, 9, 18, 193, 0.0, episode_length=250),
-    Task("jaco_reach_bottom_right", "jaco", 42, 9, 18, 203, 0.0, episode_length=250),
-    Task("point_mass_maze_reach_top_left", "point_mass_maze", 4, 2, 4, 1000, 0.0),
-    Task("point_mass_maze_reach_top_right", "point_mass_maze", 4, 2, 4, 1000, 0.0),
-    Task("point_mass_maze_reach_bottom_left", "point_mass_maze", 4, 2, 4, 1000, 0.0),
-    Task("point_mass_maze_reach_bottom_right", "point_mass_maze", 4, 2, 4, 1000, 0.0),
-    Task("quadruped_stand", "quadruped", 78, 12, 57, 920, 0.0),
-    Task("quadruped_walk", "quadruped", 78, 12, 57, 866, 0.0),
-    Task("quadruped_run", "quadruped", 78, 12, 57, 888, 0.0),
-    Task("quadruped_jump", "quadruped", 78, 12, 57, 888, 0.0),
-    Task("walker_stand", "walker", 24, 6, 18, 984, 130.8),
-    Task("walker_walk", "walker", 24, 6, 18, 971, 32.2),
-    Task("walker_run", "walker", 24, 6, 18, 796, 23.1),
-    Task("walker_flip", "walker", 24, 6, 18, 799, 50.3),
+    #    name, domain, T, O, A, P, reference return, random return and error
+    Task("cartpole_balance", "cartpole", 1000, 5, 1, 4, 1000, 364.0, 11.7),
+    Task("cartpole_balance_sparse", "cartpole", 1000, 5, 1, 4, 1000, 49.1, 5.3),
+    Task("cartpole_swingup", "cartpole", 1000, 5, 1, 4, 1000, 30.2, 5.0),
+    Task("cartpole_swingup_sparse", "cartpole", 1000, 5, 1, 4, 1000, 0.0, 0.0),
+    Task("cheetah_run", "cheetah", 1000, 17, 6, 18, 1000, 4.0, 0.2),
+    Task("cheetah_run_backward", "cheetah", 1000, 17, 6, 18, 1000, 19.6, 0.4),
+    Task("cheetah_walk", "cheetah", 1000, 17, 6, 18, 1000, 20.2, 1.2),
+    Task("cheetah_walk_backward", "cheetah", 1000, 17, 6, 18, 1000, 98.2, 2.2),
+    Task("cheetah_flip", "cheetah", 1000, 17, 6, 18, 1000, 151.2, 2.1),
+    Task("cheetah_flip_backward", "cheetah", 1000, 17, 6, 18, 1000, 146.0, 2.1),
+    Task("jaco_reach_top_left", "jaco", 250, 42, 9, 18, 191, 13.8, 3.2),
+    Task("jaco_reach_top_right", "jaco", 250, 42, 9, 18, 223, 13.9, 3.3),
+    Task("jaco_reach_bottom_left", "jaco", 250, 42, 9, 18, 193, 15.5, 3.7),
+    Task("jaco_reach_bottom_right", "jaco", 250, 42, 9, 18, 203, 11.9, 3.0),
+    Task("point_mass_maze_reach_top_left", "point_mass_maze", 1000, 4, 2, 4, 1000, 23.6, 8.9),
+    Task("point_mass_maze_reach_top_right", "point_mass_maze", 1000, 4, 2, 4, 1000, 0.0, 0.0),
+    Task("point_mass_maze_reach_bottom_left", "point_mass_maze", 1000, 4, 2, 4, 1000, 0.0, 0.0),
+    Task("point_mass_maze_reach_bottom_right", "point_mass_maze", 1000, 4, 2, 4, 1000, 0.0, 0.0),
+    Task("quadruped_stand", "quadruped", 1000, 78, 12, 57, 920, 222.8, 39.3),
+    Task("quadruped_walk", "quadruped", 1000, 78, 12, 57, 866, 111.4, 19.7),
+    Task("quadruped_run", "quadruped", 1000, 78, 12, 57, 888, 111.4, 19.6),
+    Task("quadruped_jump", "quadruped", 1000, 78, 12, 57, 888, 166.3, 29.2),
+    Task("walker_stand", "walker", 1000, 24, 6, 18, 984, 130.8, 2.5),
+    Task("walker_walk", "walker", 1000, 24, 6, 18, 971, 32.2, 0.7),
+    Task("walker_run", "walker", 1000, 24, 6, 18, 796, 23.1, 0.4),
+    Task("walker_flip", "walker", 1000, 24, 6, 18, 799, 50.3, 0.9),
 )
 
 TASKS: dict[str, Task] = {task.name: task for task in _TASKS}

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
+from exorl.domains import DOMAINS
 from exorl.environments import make
-from exorl.simulation import Simulation, SimulationError
-from exorl.tasks import TASKS
+from exorl.simulation import Simulation, SimulationError, one_step
+from exorl.tasks import TASKS, domain_tasks
 
 NAMES = tuple(TASKS)
 
@@ -18,7 +19,7 @@ def test_it_equals_the_environment(name):
         np.testing.assert_array_equal(step.physics[i], info["physics"])
         np.testing.assert_allclose(step.observation[i], observation, rtol=1e-6, atol=1e-7)
     assert step.reward.dtype == np.float32 and not step.reward.any()
-    for _ in range(250):
+    for _ in range(120):
         action = rng.uniform(-1.5, 1.5, (2, TASKS[name].action_dim)).astype(np.float32)
         step = simulation.step(action)
         for i, environment in enumerate(environments):
@@ -43,6 +44,20 @@ def test_an_episode_depends_on_its_seed_alone(name):
         one, three = alone.step(action), among.step(action.repeat(3, axis=0))
     for field, batch in zip(one, three, strict=True):
         np.testing.assert_array_equal(field[0], batch[2])
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_one_step_leads_from_recorded_states_to_the_next(domain):
+    task, rng = domain_tasks(domain)[0], np.random.default_rng(2)
+    simulation = Simulation(task.name, 1)
+    states = [simulation.reset((3,)).physics[0]]
+    actions = rng.uniform(-1, 1, (60, task.action_dim)).astype(np.float32)
+    for action in actions:
+        states.append(simulation.step(action[None]).physics[0])
+    before, after = np.array(states[:-1]), np.array(states[1:])
+    np.testing.assert_allclose(one_step(task.name, before, actions), after, rtol=0, atol=1e-4)
+    others = one_step(task.name, before, actions[::-1])
+    assert np.abs(others - after).max() > 1e-2
 
 
 def test_steps_are_fresh_arrays():

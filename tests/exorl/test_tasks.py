@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,17 @@ def test_every_task_of_the_benchmark_is_there():
         "quadruped": ["stand", "walk", "run", "jump"],
         "walker": ["stand", "walk", "run", "flip"],
     }
+
+
+def test_the_guide_shows_the_same_table():
+    guide = (Path(__file__).parents[2] / "docs/exorl.md").read_text()
+    shown = [line.split(" | ") for line in guide.splitlines() if line.startswith("| ")]
+    rows = {cells[0].strip("| "): cells[1:] for cells in shown if cells[0].strip("| ") in TASKS}
+    assert list(rows) == list(TASKS)
+    for name, task in TASKS.items():
+        random = f"{task.random_return:.1f} ± {task.random_error:.1f} |"
+        sizes = task.episode_length, task.observation_dim, task.action_dim, task.physics_dim
+        assert rows[name] == [*map(str, sizes), f"{task.reference_return:.0f}", random]
 
 
 def test_hidden_groups_hold_tasks_of_one_domain():
