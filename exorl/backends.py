@@ -1,16 +1,15 @@
 """What rewards are made of, from MuJoCo itself: slower than the closed forms, and their check."""
 
 import functools
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
 
 import numpy as np
 
 from exorl import suite
 from exorl.domains import DOMAINS
+from exorl.domains.states import MjData, MjModel
 from exorl.tasks import Task
-
-if TYPE_CHECKING:
-    from mujoco import MjData, MjModel
 
 
 def measure(task: Task, physics: np.ndarray) -> Any:
@@ -21,13 +20,12 @@ def measure(task: Task, physics: np.ndarray) -> Any:
     """
     domain = DOMAINS[task.domain]
     model = _model(task.name)
-    import mujoco  # not at the top: `suite.load` first checks that its version fits
-
-    data, read = mujoco.MjData(model), domain.meter(model)
+    mujoco = importlib.import_module("mujoco")  # after `suite.load` saw that its version fits
+    data, read = mujoco.MjData(model), domain.meter(mujoco, model)
     states = physics.reshape(-1, physics.shape[-1])
     values = np.empty((len(states), len(domain.Measured._fields)))
     for row, state in zip(values, states, strict=True):
-        set_state(model, data, state)
+        set_state(mujoco, model, data, state)
         row[:] = read(data)
     return domain.Measured(*np.moveaxis(values.reshape(*physics.shape[:-1], -1), -1, 0))
 
@@ -58,12 +56,11 @@ def ask_dm_control(task: Task, physics: np.ndarray, control: np.ndarray | None) 
     return rewards.reshape(physics.shape[:-1])
 
 
-def set_state(model: "MjModel", data: "MjData", state: np.ndarray) -> None:
+def set_state(mujoco: Any, model: MjModel, data: MjData, state: np.ndarray) -> None:
     """Sets qpos, qvel and act from a state `[P]`; what depends on them is left as it was."""
-    from mujoco import mj_setState, mjtState
-
-    parts = mjtState.mjSTATE_QPOS | mjtState.mjSTATE_QVEL | mjtState.mjSTATE_ACT
-    mj_setState(model, data, state, parts)
+    kinds = mujoco.mjtState
+    parts = kinds.mjSTATE_QPOS | kinds.mjSTATE_QVEL | kinds.mjSTATE_ACT
+    mujoco.mj_setState(model, data, state, parts)
 
 
 @functools.cache
@@ -73,5 +70,5 @@ def _environment(task: str) -> Any:
     return environment
 
 
-def _model(task: str) -> "MjModel":
+def _model(task: str) -> MjModel:
     return _environment(task).physics.model.ptr

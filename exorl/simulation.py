@@ -1,5 +1,6 @@
 """Many episodes of one task in lock step, for collecting data and evaluating policies."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -39,9 +40,7 @@ class Simulation:
         self.size = size
         self._start = suite.load(task, seed=0)  # makes the initial states
         self._start.reset()  # only now a manipulation environment has its final model
-        import mujoco  # not at the top: `suite.load` first checks that its version fits
-
-        self._mujoco: Any = mujoco  # a compiled module whose members pyright can't see
+        self._mujoco = importlib.import_module("mujoco")  # its version fits, `suite.load` saw
         self._model = self._start.physics.model.ptr
         # A state that diverges must show as NaN, not restart unseen.
         self._model.opt.disableflags |= self._mujoco.mjtDisableBit.mjDSBL_AUTORESET
@@ -69,7 +68,7 @@ class Simulation:
         """Puts the episodes into states `[B, P]`, their solvers starting afresh."""
         for data, state in zip(self._data, physics, strict=True):
             self._mujoco.mj_resetData(self._model, data)
-            set_state(self._model, data, state)
+            set_state(self._mujoco, self._model, data, state)
             self._mujoco.mj_step1(self._model, data)
 
     def step(self, action: np.ndarray) -> Step:

@@ -4,16 +4,12 @@
 velocities.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from exorl.domains import tolerance
-from exorl.domains.states import States
-
-if TYPE_CHECKING:
-    from mujoco import MjData, MjModel
+from exorl.domains.states import Meter, MjData, MjModel, States
 
 # What the sparse rewards ask for: distance from the centre (meters), cosine of the pole's angle.
 CENTERED = 0.25
@@ -47,14 +43,12 @@ class Measured(NamedTuple):
     angular_vel: np.ndarray
 
 
-def meter(model: "MjModel") -> Callable[["MjData"], tuple[float, ...]]:
+def meter(mujoco: Any, model: MjModel) -> Meter:
     """Reads `Measured` off a state that was just set."""
-    from mujoco import mj_kinematics
-
     pole = model.body("pole_1").id
 
-    def measure(data: "MjData") -> tuple[float, ...]:
-        mj_kinematics(model, data)
+    def measure(data: MjData) -> tuple[float, ...]:
+        mujoco.mj_kinematics(model, data)
         return data.qpos[0], data.xmat[pole, 8], data.qvel[1]
 
     return measure

@@ -6,15 +6,12 @@ rates. The observations hold, in entries 30 to 32, the point between the fingers
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from exorl.domains import tolerance
-from exorl.domains.states import States
-
-if TYPE_CHECKING:
-    from mujoco import MjData, MjModel
+from exorl.domains.states import Meter, MjData, MjModel, States
 
 # Where the goals are (x, y, z; meters), and how close to it pays 1 (meters).
 TARGETS = {
@@ -51,20 +48,18 @@ class Measured(NamedTuple):
         return np.stack(self, axis=-1)
 
 
-def meter(model: "MjModel") -> Callable[["MjData"], tuple[float, ...]]:
+def meter(mujoco: Any, model: MjModel) -> Meter:
     """Reads `Measured` off a state that was just set."""
-    from mujoco import mj_kinematics
-
     pinch = model.site(f"{_HAND}pinchsite").id
 
-    def measure(data: "MjData") -> tuple[float, ...]:
-        mj_kinematics(model, data)
+    def measure(data: MjData) -> tuple[float, ...]:
+        mujoco.mj_kinematics(model, data)
         return tuple(data.site_xpos[pinch])
 
     return measure
 
 
-def sensors(model: "MjModel") -> Callable[["MjData"], np.ndarray]:
+def sensors(model: MjModel) -> Callable[[MjData], np.ndarray]:
     """Reads observations `[42]` off a simulated state.
 
     The torque sensors show what happened during the last step, which the state does not hold.
@@ -74,7 +69,7 @@ def sensors(model: "MjModel") -> Callable[["MjData"], np.ndarray]:
     axes = np.array([model.joint(joint).axis for joint in _JOINTS])
     about_axes = np.add.outer(torques, np.arange(3))
 
-    def read(data: "MjData") -> np.ndarray:
+    def read(data: MjData) -> np.ndarray:
         arm, fingers = data.qpos[:6], data.qpos[6:]
         angles = np.stack([np.sin(arm), np.cos(arm)], axis=-1).ravel()
         torque = np.einsum("ij,ij->i", data.sensordata[about_axes], axes)

@@ -6,15 +6,14 @@ else follows by differentiating and weighing with the masses.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from mujoco import MjData, MjModel
+from exorl.domains.states import Meter, MjData, MjModel
 
 
 @dataclass(frozen=True)
@@ -106,21 +105,19 @@ class PlanarBody:
         return orbital + rate @ np.array([link.inertia for link in self.links])
 
 
-def momenta(model: "MjModel") -> Callable[["MjData"], tuple[float, ...]]:
+def momenta(mujoco: Any, model: MjModel) -> Meter:
     """Reads what `PlanarBody` computes off a state that was just set.
 
     That is the velocity of the whole body's centre of mass along x (meters/second) and its
     angular momentum about it along y (kg m²/s).
     """
-    from mujoco import mj_comPos, mj_comVel, mj_kinematics, mj_subtreeVel
-
     torso = model.body("torso").id
 
-    def measure(data: "MjData") -> tuple[float, ...]:
-        mj_kinematics(model, data)
-        mj_comPos(model, data)
-        mj_comVel(model, data)
-        mj_subtreeVel(model, data)
+    def measure(data: MjData) -> tuple[float, ...]:
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_comVel(model, data)
+        mujoco.mj_subtreeVel(model, data)
         return data.subtree_linvel[torso, 0], data.subtree_angmom[torso, 1]
 
     return measure

@@ -3,18 +3,16 @@
 `physics [..., 4]` is the ball's position (x, y; m) and velocity.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from exorl.domains import tolerance
-from exorl.domains.states import States
+from exorl.domains.states import Meter, MjData, MjModel, States
 
 if TYPE_CHECKING:
     from dm_control.rl.control import Environment
-    from mujoco import MjData, MjModel
 
 # Where the goals are (x, y; meters), and how close to it pays 1 (meters).
 TARGETS = {
@@ -52,14 +50,12 @@ class Measured(NamedTuple):
         return np.stack(self, axis=-1)
 
 
-def meter(model: "MjModel") -> Callable[["MjData"], tuple[float, ...]]:
+def meter(mujoco: Any, model: MjModel) -> Meter:
     """Reads `Measured` off a state that was just set."""
-    from mujoco import mj_kinematics
-
     ball = model.geom("pointmass").id
 
-    def measure(data: "MjData") -> tuple[float, ...]:
-        mj_kinematics(model, data)
+    def measure(data: MjData) -> tuple[float, ...]:
+        mujoco.mj_kinematics(model, data)
         return tuple(data.geom_xpos[ball, :2])
 
     return measure

@@ -6,17 +6,16 @@ in the world's axes and its rotation in its own, the 16 joints' rates; and 12 fi
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from exorl.domains import tolerance
 from exorl.domains.planar import Link, PlanarBody
-from exorl.domains.states import States
+from exorl.domains.states import Meter, MjData, MjModel, States
 
 if TYPE_CHECKING:
     from dm_control.rl.control import Environment
-    from mujoco import MjData, MjModel
 
 # Forward speeds (meters/second) and the height of the centre of mass (meters) that pay 1.
 WALK_SPEED = 0.5
@@ -87,22 +86,20 @@ class Measured(NamedTuple):
     com_height: np.ndarray
 
 
-def meter(model: "MjModel") -> Callable[["MjData"], tuple[float, ...]]:
+def meter(mujoco: Any, model: MjModel) -> Meter:
     """Reads `Measured` off a state that was just set."""
-    from mujoco import mj_comPos, mj_kinematics
-
     torso = model.body("torso").id
 
-    def measure(data: "MjData") -> tuple[float, ...]:
-        mj_kinematics(model, data)
-        mj_comPos(model, data)
+    def measure(data: MjData) -> tuple[float, ...]:
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
         axes = data.xmat[torso]
         return axes[8], axes[0::3] @ data.qvel[:3], data.subtree_com[torso, 2]
 
     return measure
 
 
-def sensors(model: "MjModel") -> Callable[["MjData"], np.ndarray]:
+def sensors(model: MjModel) -> Callable[[MjData], np.ndarray]:
     """Reads observations `[78]` off a simulated state.
 
     The accelerometer and the toes' force sensors show what happened during the last step, which
@@ -114,7 +111,7 @@ def sensors(model: "MjModel") -> Callable[["MjData"], np.ndarray]:
     toes = [f"toe_{side}" for side in ("front_left", "front_right", "back_right", "back_left")]
     forces = _readings(model, *(f"{kind}_{toe}" for kind in ("force", "torque") for toe in toes))
 
-    def read(data: "MjData") -> np.ndarray:
+    def read(data: MjData) -> np.ndarray:
         sensed = data.sensordata
         parts = (data.qpos[7:], data.qvel[6:], data.act, sensed[velocity], data.xmat[torso, 8:])
         return np.concatenate([*parts, sensed[imu], np.arcsinh(sensed[forces])])
@@ -122,7 +119,7 @@ def sensors(model: "MjModel") -> Callable[["MjData"], np.ndarray]:
     return read
 
 
-def _readings(model: "MjModel", *names: str) -> np.ndarray:
+def _readings(model: MjModel, *names: str) -> np.ndarray:
     """Where the three readings of each of these sensors are."""
     return np.concatenate([model.sensor(name).adr[0] + np.arange(3) for name in names])
 

@@ -4,18 +4,16 @@
 hip, knee, ankle, then left hip, knee, ankle; and the nine velocities in the same order.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from exorl.domains import planar, tolerance
 from exorl.domains.planar import Link, PlanarBody
-from exorl.domains.states import States
+from exorl.domains.states import Meter, MjData, MjModel, States
 
 if TYPE_CHECKING:
     from dm_control.rl.control import Environment
-    from mujoco import MjData, MjModel
 
 # Height of the torso (meters) at rootz = 0, from walker.xml.
 INITIAL_HEIGHT = 1.3
@@ -93,11 +91,11 @@ class Measured(NamedTuple):
     angular_momentum: np.ndarray
 
 
-def meter(model: "MjModel") -> Callable[["MjData"], tuple[float, ...]]:
+def meter(mujoco: Any, model: MjModel) -> Meter:
     """Reads `Measured` off a state that was just set."""
-    momenta, torso = planar.momenta(model), model.body("torso").id
+    momenta, torso = planar.momenta(mujoco, model), model.body("torso").id
 
-    def measure(data: "MjData") -> tuple[float, ...]:
+    def measure(data: MjData) -> tuple[float, ...]:
         velocity, momentum = momenta(data)
         return data.xmat[torso, 8], data.xpos[torso, 2], velocity, momentum
 

@@ -5,6 +5,7 @@ for it by random policies. Ratios are what to compare across machines.
 """
 
 import argparse
+import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import exorl
 from exorl import suite
 from exorl.collect import CollectConfig, collect
 from exorl.domains import DOMAINS
+from exorl.episodes import FIELDS, find
 from exorl.tasks import Task
 from scripts.bench.turns import medians
 
@@ -56,14 +58,13 @@ def relabelling(states: int, repeats: int) -> None:
         rows = random_rows(task, states)
         # Enough states for the closed form to take some time.
         many = [np.concatenate([array] * 50) for array in rows]
-        seconds = medians(
-            {
-                "dm_control": lambda t=task, r=rows: exorl.reward(t.name, *r, backend="dm_control"),
-                "mujoco": lambda t=task, r=rows: exorl.reward(t.name, *r, backend="mujoco"),
-                "closed_form": lambda t=task, r=many: exorl.reward(t.name, *r),
-            },
-            repeats,
-        )
+        relabel = functools.partial(exorl.reward, task.name)
+        calls = {
+            "dm_control": functools.partial(relabel, *rows, backend="dm_control"),
+            "mujoco": functools.partial(relabel, *rows, backend="mujoco"),
+            "closed_form": functools.partial(relabel, *many),
+        }
+        seconds = medians(calls, repeats)
         seconds["closed_form"] /= 50
         speed = {name: states / taken / 1000 for name, taken in seconds.items()}
         cells = (
@@ -88,20 +89,20 @@ def random_rows(task: Task, count: int) -> list[np.ndarray]:
 def episodes(folder: Path, count: int, repeats: int) -> None:
     """Reads episodes in random order, from files and from a store, and packs them."""
     config = CollectConfig("walker_walk", "random", folder / "episodes", steps=1000 * count)
-    files = [file.path for file in exorl.episodes.find(collect(config))]
+    files = [file.path for file in find(collect(config))]
     store = exorl.pack([config.folder], folder / "store", domain="walker")
     order = np.random.default_rng(0).permutation(len(files))
     packings = iter(range(repeats + 1))
 
     def decode(numbers: Sequence[int] | np.ndarray) -> None:
         for i in numbers:
-            with np.load(files[i]) as arrays:
+            with np.load(str(files[i])) as arrays:
                 _ = [arrays[name] for name in arrays]
 
     def read() -> None:
         for i in order:
             episode = store[i]
-            _ = [getattr(episode, name).copy() for name in exorl.episodes.FIELDS]
+            _ = [getattr(episode, name).copy() for name in FIELDS]
 
     def pack() -> None:
         exorl.pack([config.folder], folder / f"again{next(packings)}", domain="walker")
@@ -118,7 +119,7 @@ def episodes(folder: Path, count: int, repeats: int) -> None:
 def stepping(repeats: int) -> None:
     """Steps a second of dm_control's environment, of ours around it, and of episodes side by side.
 
-    The first two play one episode each a turn, with the same actions.
+    All begin episodes equally often, and take the same actions.
     """
     print("\nSteps a second, one core (and times the bare suite)")
     print(f"{'domain':18}{'bare suite':>11}{'exorl.make':>17}{'Simulation of 20':>21}")
@@ -154,10 +155,10 @@ def _steps_a_second(task: Task, repeats: int) -> dict[str, float]:
 
     def play_together() -> None:
         simulation.reset([0] * size)
-        for action in actions[: steps // 4]:
+        for action in actions:
             simulation.step(np.broadcast_to(action, (size, task.action_dim)))
 
     calls = {"bare": play_bare, "make": play_ours, "simulation": play_together}
     taken = medians(calls, repeats)
-    counts = {"bare": steps, "make": steps, "simulation": size * (steps // 4)}
+    counts = {"bare": steps, "make": steps, "simulation": size * steps}
     return {name: counts[name] / taken[name] for name in calls}
