@@ -25,9 +25,13 @@ FLOOR = -1e30
 class Keys(NamedTuple):
     """Key blocks: what travels around a ring."""
 
-    k: Array
-    v: Array
+    kv: Array  # [groups, key blocks, 2, n, K, D]: keys and values as one array, one message a hop
     tokens: Tokens
+
+    @classmethod
+    def of(cls, k: Array, v: Array, tokens: Tokens) -> "Keys":
+        """From blocked keys and values [groups, key blocks, n, K, D]."""
+        return cls(jnp.stack([k, v], axis=2), tokens)
 
 
 class Softmax(NamedTuple):
@@ -58,44 +62,37 @@ def finish(state: Softmax, dtype: Any) -> tuple[Array, Array]:
 
 def attend(q: Array, query: Tokens, keys: Keys, state: Softmax, scale: float) -> Softmax:
     """Lets every query block see the given key blocks; returns the softmax state after."""
+    pairs = block_pairs(query, keys.tokens)
 
-    def heads(x: tuple, query: Tokens, key: Tokens, pairs: Pairs) -> Softmax:
-        q, k, v, state = x
+    def block(at: Block, all_rows: Softmax) -> Softmax:
+        q_block, tokens, visits = at.take(q), at.take_tokens(query), at.take_pairs(pairs)
 
-        def block(x: tuple) -> Softmax:
-            q, query, state, pairs = x
+        def step(n: Array, state: Softmax) -> Softmax:
+            j = visits.visit[n]
+            (k, v), key = at.take_keys(keys, j)
+            scores = _scores(q_block, k, tokens, key, visits.full[j], scale)
+            highest = jnp.maximum(state.highest, scores.max(-1))
+            weights = jnp.exp(scores - highest[..., None])
+            shrink = jnp.exp(state.highest - highest)
+            seen = _dot("nqk,nkd->nqd", weights.astype(v.dtype), v)
+            return Softmax(
+                highest,
+                state.total * shrink + weights.sum(-1),
+                state.values * shrink[..., None] + seen,
+            )
 
-            def step(n: Array, state: Softmax) -> Softmax:
-                k_block, v_block, key_block, full = _take((k, v, key, pairs.full), pairs.visit[n])
-                scores = _scores(q, k_block, query, key_block, full, scale)
-                highest = jnp.maximum(state.highest, scores.max(-1))
-                weights = jnp.exp(scores - highest[..., None])
-                shrink = jnp.exp(state.highest - highest)
-                seen = _dot("nqk,nkd->nqd", weights.astype(v.dtype), v_block)
-                return Softmax(
-                    highest,
-                    state.total * shrink + weights.sum(-1),
-                    state.values * shrink[..., None] + seen,
-                )
+        state = jax.tree.map(at.take, all_rows)
+        state = lax.fori_loop(0, visits.count, step, state)
+        return jax.tree.map(at.put, all_rows, state)
 
-            return lax.fori_loop(0, pairs.count, step, state)
-
-        return lax.map(block, (q, query, state, pairs))
-
-    return _over_groups(heads, (q, keys.k, keys.v, state), query, keys.tokens)
+    return _over_blocks(block, q, query, state)
 
 
 class Rows(NamedTuple):
-    """What the backward pass needs of the query rows.
-
-    The transposed copies exist because XLA runs a product that contracts over the rows of the
-    weights 3–5 times slower than the same product with the small operand transposed beforehand.
-    """
+    """What the backward pass needs of the query rows."""
 
     q: Array  # [..., M, D]
-    q_t: Array  # [..., D, M]
-    dout: Array
-    dout_t: Array
+    dout: Array  # [..., M, D]
     lse: Array  # [..., M] float32, finite
     delta: Array  # [..., M] float32: rowsum(dout · out) − dlse
 
@@ -104,62 +101,86 @@ def rows(q: Array, out: Array, lse: Array, dout: Array, dlse: Array) -> Rows:
     """Prepares the query side of the backward pass, once for all hops."""
     delta = (dout.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1) - dlse
     lse = jnp.where(lse == -jnp.inf, 0, lse)  # rows without keys: every weight is exp(−inf) anyway
-    return Rows(q, q.swapaxes(-1, -2), dout, dout.swapaxes(-1, -2), lse, delta)
-
-
-class KeyGradient(NamedTuple):
-    """Gradients of key and value blocks, transposed: float32 [..., D, K]."""
-
-    dk_t: Array
-    dv_t: Array
+    return Rows(q, dout, lse, delta)
 
 
 def attend_backward(
-    rows: Rows, query: Tokens, dq: Array, keys: Keys, gradient: KeyGradient, scale: float
-) -> tuple[Array, KeyGradient]:
-    """Adds what the given key blocks contribute to dq (float32) and to their own gradients."""
+    rows: Rows, query: Tokens, dq: Array, keys: Keys, scale: float
+) -> tuple[Array, Array]:
+    """Adds what the given key blocks contribute to dq (float32); also returns their own gradient.
 
-    def heads(x: tuple, query: Tokens, key: Tokens, pairs: Pairs) -> tuple[Array, KeyGradient]:
-        rows, dq, k, v, gradient = x
+    That is float32 [groups, key blocks, 2, n, D, K], transposed: XLA runs a product that contracts
+    over the rows of the weights 3–5 times slower than the same product with the small operand
+    transposed beforehand.
+    """
+    pairs = block_pairs(query, keys.tokens)
 
-        def block(gradient: KeyGradient, x: tuple) -> tuple[KeyGradient, Array]:
-            rows, query, dq, pairs = x
+    def block(at: Block, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        all_dq, gradient = carry
+        q, dout, lse, delta = (at.take(x) for x in rows)
+        q_t, dout_t = q.swapaxes(-1, -2), dout.swapaxes(-1, -2)
+        tokens, visits = at.take_tokens(query), at.take_pairs(pairs)
 
-            def step(n: Array, carry: tuple[Array, KeyGradient]) -> tuple[Array, KeyGradient]:
-                dq, gradient = carry
-                j = pairs.visit[n]
-                k_block, v_block, key_block, full = _take((k, v, key, pairs.full), j)
-                scores = _scores(rows.q, k_block, query, key_block, full, scale)
-                weights = jnp.exp(scores - rows.lse[..., None])
-                dweights = _dot("nqd,nkd->nqk", rows.dout, v_block)
-                dscores = (weights * (dweights - rows.delta[..., None]) * scale).astype(k.dtype)
-                added = KeyGradient(
-                    dk_t=_dot("ndq,nqk->ndk", rows.q_t, dscores),
-                    dv_t=_dot("ndq,nqk->ndk", rows.dout_t, weights.astype(v.dtype)),
-                )
-                gradient = jax.tree.map(lambda all, one: all.at[j].add(one), gradient, added)
-                return dq + _dot("nqk,nkd->nqd", dscores, k_block), gradient
+        def step(n: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            dq, gradient = carry
+            j = visits.visit[n]
+            (k, v), key = at.take_keys(keys, j)
+            scores = _scores(q, k, tokens, key, visits.full[j], scale)
+            weights = jnp.exp(scores - lse[..., None])
+            dweights = _dot("nqd,nkd->nqk", dout, v)
+            dscores = (weights * (dweights - delta[..., None]) * scale).astype(k.dtype)
+            dk_t = _dot("ndq,nqk->ndk", q_t, dscores)
+            dv_t = _dot("ndq,nqk->ndk", dout_t, weights.astype(v.dtype))
+            gradient = _add(gradient, dk_t, at.group, j, 0)
+            gradient = _add(gradient, dv_t, at.group, j, 1)
+            return dq + _dot("nqk,nkd->nqd", dscores, k), gradient
 
-            dq, gradient = lax.fori_loop(0, pairs.count, step, (dq, gradient))
-            return gradient, dq
+        dq, gradient = lax.fori_loop(0, visits.count, step, (at.take(all_dq), gradient))
+        return at.put(all_dq, dq), gradient
 
-        gradient, dq = lax.scan(block, gradient, (rows, query, dq, pairs))
-        return dq, gradient
-
-    return _over_groups(heads, (rows, dq, keys.k, keys.v, gradient), query, keys.tokens)
+    gradient = jnp.zeros_like(keys.kv.swapaxes(-1, -2), jnp.float32)
+    return _over_blocks(block, rows.q, query, (dq, gradient))
 
 
-def _over_groups(heads: Callable, arrays: tuple, query: Tokens, key: Tokens) -> Any:
-    """Runs `heads` for every group of batch rows and, within, every group of heads."""
-    groups = jax.tree.leaves(arrays)[0].shape[0]
-    tokens = jax.tree.map(lambda x: jnp.broadcast_to(x, (groups, *x.shape[1:])), (query, key))
+class Block(NamedTuple):
+    """Where a query block is."""
 
-    def row_group(x: tuple) -> Any:
-        arrays, (query, key) = x
-        pairs = block_pairs(query, key)
-        return lax.map(lambda arrays: heads(arrays, query, key, pairs), arrays)
+    group: Array
+    row_group: Array  # of tokens, which groups of heads share
+    block: Array
 
-    return lax.map(row_group, (arrays, tokens))
+    def take(self, x: Array) -> Array:
+        """The block's part of `[groups, query blocks, ...]`."""
+        return _take(x, self.group, self.block)
+
+    def put(self, x: Array, part: Array) -> Array:
+        """`x` with the block's part replaced, in place inside a loop."""
+        return _put(x, part, self.group, self.block)
+
+    def take_tokens(self, query: Tokens) -> Tokens:
+        """The block's own tokens."""
+        return jax.tree.map(lambda x: _take(x, self.row_group, self.block), query)
+
+    def take_pairs(self, pairs: Pairs) -> Pairs:
+        """Which key blocks the block visits."""
+        return jax.tree.map(lambda x: _take(x, self.row_group, self.block), pairs)
+
+    def take_keys(self, keys: Keys, j: Array) -> tuple[Array, Tokens]:
+        """Keys and values [2, n, K, D] of the j-th key block, and its tokens."""
+        tokens = jax.tree.map(lambda x: _take(x, self.row_group, j), keys.tokens)
+        return _take(keys.kv, self.group, j), tokens
+
+
+def _over_blocks(block: Callable[[Block, Any], Any], q: Array, query: Tokens, carry: Any) -> Any:
+    """Runs `block` for one query block after the other; the carry is updated in place."""
+    groups, blocks = q.shape[:2]
+    heads = groups // query.order.shape[0]  # groups that share tokens
+
+    def step(n: Array, carry: Any) -> Any:
+        group = n // blocks
+        return block(Block(group, group // heads, n % blocks), carry)
+
+    return lax.fori_loop(0, groups * blocks, step, carry)
 
 
 def _scores(q: Array, k: Array, query: Tokens, key: Tokens, full: Array, scale: float) -> Array:
@@ -178,5 +199,18 @@ def _dot(spec: str, a: Array, b: Array) -> Array:
     return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
 
 
-def _take(blocks: Any, n: Array) -> Any:
-    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, n, keepdims=False), blocks)
+def _take(x: Array, *index: Array | int) -> Array:
+    """`x[index]`, without looking whether an index is negative or too large."""
+    start, rest = (*index, *[0] * (x.ndim - len(index))), x.shape[len(index) :]
+    return lax.dynamic_slice(x, start, (*[1] * len(index), *rest)).reshape(rest)
+
+
+def _put(x: Array, part: Array, *index: Array | int) -> Array:
+    """`x` with `x[index]` replaced."""
+    start = (*index, *[0] * part.ndim)
+    return lax.dynamic_update_slice(x, part.reshape(*[1] * len(index), *part.shape), start)
+
+
+def _add(x: Array, part: Array, *index: Array | int) -> Array:
+    """`x` with `part` added to `x[index]`."""
+    return _put(x, _take(x, *index) + part, *index)

@@ -1,14 +1,13 @@
 """Ring attention: queries stay, key and value blocks travel around the devices of a mesh axis.
 
-A ring of one device is blockwise attention on that device. The forward pass sends K and V on
-R − 1 times; the backward pass does so again with their float32 gradients aboard, which take two
-more messages to come home. Each hop is one collective, started before the product that hides it.
+A ring of one device is blockwise attention on that device. The forward pass sends K and V, as one
+array in their own dtype, on R − 1 times; the backward pass does so again, while their gradients
+follow them in float32, one hop behind, and one hop further, home. Every message starts before a
+product that hides it. With segments only as many hops are made as any query needs.
 
 Liu, Zaharia & Abbeel 2023, Ring Attention with Blockwise Transformers (arXiv 2310.01889).
 """
 
-import functools
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,16 +16,17 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from ring.blocks import join_queries, plan, split_keys, split_queries, split_tokens
-from ring.blockwise import (
-    KeyGradient,
-    Keys,
-    attend,
-    attend_backward,
-    empty_softmax,
-    finish,
-    rows,
+from ring.blocks import (
+    LAST,
+    join_queries,
+    plan,
+    segment_range,
+    split_keys,
+    split_queries,
+    split_tokens,
 )
+from ring.blockwise import Keys, Softmax, attend, attend_backward, empty_softmax, finish, rows
+from ring.layout import blocks_in
 from ring.mesh import vary_alike
 from ring.tokens import PerToken, Tokens, check_operands, resolve, resolve_scale
 
@@ -40,50 +40,63 @@ class Ring(NamedTuple):
 
 
 def _forward(
-    ring: Ring, q: Array, k: Array, v: Array, query: Tokens, key: Tokens
+    ring: Ring, q: Array, k: Array, v: Array, query: Tokens, key: Tokens, needed: Array | None
 ) -> tuple[Array, Array]:
-    """Attention of blocked arrays (see `ring.blocks`) over all keys of the ring.
+    """Attention of blocked arrays (see `ring.blocks`) over the keys of the ring.
 
-    Returns the output [..., M, D] in q's dtype and the log-sum-exp [..., M] in float32.
+    `needed` is how many hops to make, the same on all devices; None for all R − 1. Returns the
+    output [..., M, D] in q's dtype and the log-sum-exp [..., M] in float32.
     """
 
-    def hop(carry: tuple, _: None) -> tuple[tuple, None]:
+    def hop(_: Array, carry: tuple[Keys, Softmax]) -> tuple[Keys, Softmax]:
         keys, state = carry
         following = rotate(keys, ring)
-        return (following, attend(q, query, keys, state, ring.scale)), None
+        return following, attend(q, query, keys, state, ring.scale)
 
-    carry = (Keys(k, v, key), empty_softmax(q))
-    keys, state = _repeat(hop, carry, ring.size - 1)
+    hops = ring.size - 1 if needed is None else needed
+    keys, state = _repeat(hops, hop, (Keys.of(k, v, key), empty_softmax(q)))
     return finish(attend(q, query, keys, state, ring.scale), q.dtype)
 
 
-def _save(ring: Ring, q: Array, k: Array, v: Array, query: Tokens, key: Tokens) -> tuple:
-    out, lse = _forward(ring, q, k, v, query, key)
+def _save(ring: Ring, *operands: Any) -> tuple:
+    out, lse = _forward(ring, *operands)
     # Named where they become residuals: a policy that saves both names needs no second forward.
     out = checkpoint_name(out, "attention_out")
     lse = checkpoint_name(lse, "attention_lse")
-    return (out, lse), (q, k, v, query, key, out, lse)
+    return (out, lse), (*operands, out, lse)
 
 
 def _backward(ring: Ring, saved: tuple, cotangent: tuple[Array, Array]) -> tuple:
-    q, k, v, query, key, out, lse = saved
+    q, k, v, query, key, needed, out, lse = saved
     prepared = rows(q, out, lse, *cotangent)
+    keys, dq = Keys.of(k, v, key), jnp.zeros_like(q, jnp.float32)
 
-    # The gradient follows its keys one hop behind: while a product runs, the next keys and the
-    # gradient of the ones before are both under way.
-    def hop(carry: tuple, _: None) -> tuple[tuple, None]:
-        keys, dq, gradient = carry
-        following, gradient = rotate((keys, gradient), ring)
-        dq, gradient = attend_backward(prepared, query, dq, keys, gradient, ring.scale)
-        return (following, dq, gradient), None
+    def contribute(dq: Array, keys: Keys) -> tuple[Array, Array]:
+        return attend_backward(prepared, query, dq, keys, ring.scale)
 
-    zero = KeyGradient(*(jnp.zeros_like(x.swapaxes(-1, -2), jnp.float32) for x in (k, v)))
-    carry = (Keys(k, v, key), jnp.zeros_like(q, jnp.float32), zero)
-    keys, dq, gradient = _repeat(hop, carry, ring.size - 1)
-    gradient = rotate(gradient, ring)
-    dq, gradient = attend_backward(prepared, query, dq, keys, gradient, ring.scale)
-    dk, dv = (x.swapaxes(-1, -2) for x in rotate(gradient, ring))
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None
+    def around(hops: Array | int) -> tuple[Array, Array]:
+        """At least one hop. While a product runs, keys and the gradient before travel."""
+
+        def hop(_: Array, carry: tuple[Keys, Array, Array]) -> tuple[Keys, Array, Array]:
+            keys, dq, gradient = carry
+            following, arriving = rotate((keys, gradient), ring)
+            dq, own = contribute(dq, keys)
+            return following, dq, arriving + own
+
+        following = rotate(keys, ring)
+        carry = _repeat(hops - 1, hop, (following, *contribute(dq, keys)))
+        last, dq_so_far, gradient = carry
+        arriving = rotate(gradient, ring)
+        whole, own = contribute(dq_so_far, last)
+        return whole, _send_home(arriving + own, hops, ring)
+
+    if needed is not None:
+        # All devices decide alike.
+        dq, gradient = lax.cond(needed > 0, around, lambda _: contribute(dq, keys), needed)
+    else:
+        dq, gradient = around(ring.size - 1) if ring.size > 1 else contribute(dq, keys)
+    dk, dv = (gradient[:, :, i].swapaxes(-1, -2) for i in range(2))
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None, None
 
 
 # Every option is resolved before this boundary, so the value is the same, bit for bit, with and
@@ -92,40 +105,40 @@ blocked_attention = jax.custom_vjp(_forward, nondiff_argnums=(0,))
 blocked_attention.defvjp(_save, _backward)
 
 
-def _repeat(hop: Callable, carry: tuple, times: int) -> tuple:
-    """`lax.scan` without the loop where there is nothing to repeat."""
-    return lax.scan(hop, carry, None, length=times)[0] if times else carry
+def _repeat(times: Array | int, hop: Callable, carry: Any) -> Any:
+    """`lax.fori_loop` without the loop where there is nothing to repeat."""
+    if isinstance(times, int) and times == 0:
+        return carry
+    return lax.fori_loop(0, times, hop, carry)
 
 
-def rotate(tree: Any, ring: Ring) -> Any:
-    """Sends every array to the next device of the ring, all in one message, bit for bit.
+def rotate(tree: Any, ring: Ring, hops: int = 1) -> Any:
+    """Sends every array to the device that many hops on."""
+    to = [(i, (i + hops) % ring.size) for i in range(ring.size)]
+    return tree if ring.size == 1 else lax.ppermute(tree, ring.axis, to)
 
-    The message is made of words as wide as the narrowest element; wider elements are split, which
-    no integer or float notices.
+
+def _send_home(gradient: Array, hops: Array | int, ring: Ring) -> Array:
+    """Sends gradients that are `hops` (at least one) from home the rest of the way around."""
+    if isinstance(hops, int):
+        return rotate(gradient, ring, ring.size - hops)
+    ways = [lambda x, h=h: rotate(x, ring, ring.size - h) for h in range(1, ring.size)]
+    return lax.switch(hops - 1, ways, gradient)  # all devices take the same way
+
+
+def hops_needed(ring: Ring, query: Tokens, key: Tokens) -> Array:
+    """How often keys must be sent on until no query anywhere can see any further: int32 scalar.
+
+    Decided from each shard's range of orders and segments, [B or 1, T] tokens; the same on all
+    devices.
     """
-    if ring.size == 1:
-        return tree
-    leaves, structure = jax.tree.flatten(tree)
-    width = 8 * min(x.dtype.itemsize for x in leaves)
-    parts = [_words(x, width) for x in leaves]
-    following = [(i, (i + 1) % ring.size) for i in range(ring.size)]
-    message = lax.ppermute(jnp.concatenate(parts), ring.axis, following)
-    ends = itertools.accumulate(part.size for part in parts)
-    pieces = jnp.split(message, list(ends)[:-1])
-    return structure.unflatten(map(_from_words, pieces, leaves))
-
-
-def _words(x: Array, width: int) -> Array:
-    bits = 8 * x.dtype.itemsize
-    whole = lax.bitcast_convert_type(x, f"uint{bits}").ravel()
-    return jnp.concatenate([(whole >> low).astype(f"uint{width}") for low in range(0, bits, width)])
-
-
-def _from_words(words: Array, like: Array) -> Array:
-    bits, width = 8 * like.dtype.itemsize, 8 * words.dtype.itemsize
-    parts = words.reshape(bits // width, *like.shape).astype(f"uint{bits}")
-    whole = functools.reduce(jnp.bitwise_or, (parts[n] << n * width for n in range(bits // width)))
-    return lax.bitcast_convert_type(whole, like.dtype)
+    own = jnp.where(key.order < 0, LAST, key.order).min(-1), *segment_range(key)
+    earliest, first, last = (lax.all_gather(x, ring.axis) for x in own)  # [R, B or 1] each
+    q_first, q_last = segment_range(query)
+    seen = (earliest <= query.order.max(-1)) & (q_first <= last) & (first <= q_last)
+    distance = (lax.axis_index(ring.axis) - jnp.arange(ring.size)) % ring.size
+    farthest = jnp.where(seen.any(-1), distance, 0).max()
+    return lax.pmax(farthest, tuple(jax.typeof(farthest).manual_axis_type.varying))
 
 
 def ring_attention_local(
@@ -145,19 +158,19 @@ def ring_attention_local(
 
     q [B, Tq/R, H, D], k and v [B, Tk/R, Hkv, D], order and segments [T/R] or [B, T/R], sharded over
     the manual mesh axis `axis` of size R (None: no ring, attention on this device alone). Nothing
-    is padded here: a shard is at most one block long, or a multiple of `block_size`. The default
-    order counts along the ring, device by device.
+    is padded here: a shard is at most one block long, or divides into `layout.blocks_in` blocks.
+    The default order counts along the ring, device by device.
 
     Raises:
         ValueError: Shapes or dtypes disagree, or something does not divide.
     """
     check_operands(q, k, v)
     for name, length in (("query", q.shape[1]), ("key", k.shape[1])):
-        if length > block_size and length % block_size:
-            fitting = next(b for b in range(block_size, 0, -1) if length % b == 0)
+        blocks = blocks_in(length, block_size)
+        if length % blocks:
             raise ValueError(
-                f"the local {name} length {length} is not a multiple of block_size {block_size}; "
-                f"pad it to {-(-length // block_size) * block_size}, or use block_size={fitting}"
+                f"the local {name} length {length} does not divide into {blocks} blocks of at most "
+                f"block_size {block_size}; pad it to {-(-length // blocks) * blocks}"
             )
     ring = Ring(axis, 1 if axis is None else lax.axis_size(axis), resolve_scale(scale, q))
     start = 0 if axis is None else lax.axis_index(axis) * q.shape[1]
@@ -171,9 +184,11 @@ def shard_attention(
 ) -> tuple[Array, Array]:
     """Output [B, Tq, H, D] and log-sum-exp [B, H, Tq] of this device's queries; any lengths.
 
-    Shards are cut into the fewest equal blocks of at most `block_size`, padded where needed.
+    Shards are cut into equal blocks of at most `block_size`, padded where needed.
     """
     q, k, v, query, key = vary_alike((q, k, v, query, key))
+    skips = ring.size > 1 and query.segment is not None and key.segment is not None
+    needed = hops_needed(ring, query, key) if skips else None
     cut = plan(q, k, block_size)
     out, lse = blocked_attention(
         ring,
@@ -182,6 +197,7 @@ def shard_attention(
         split_keys(v, cut),
         split_tokens(query, cut.query_blocks, cut.rows),
         split_tokens(key, cut.key_blocks, cut.rows),
+        needed,
     )
     length, heads = q.shape[1:3]
     out = join_queries(out, k.shape[2], heads, cut)[:, :length]

@@ -62,6 +62,16 @@ CASES = {
     "ring 2, shuffled": ({"ring": 2}, (1, 33, 33, 2, 1, 4), {"order": shuffled(33)}),
     "ring 4, full, unequal": ({"ring": 4}, (1, 21, 50, 2, 2, 8), {"causal": False}),
     "ring 8, packed": ({"ring": 8}, (2, 70, 70, 2, 1, 8), {"segments": packed(70, 2)}),
+    "ring 4, a segment a device": (
+        {"ring": 4},
+        (1, 64, 64, 2, 2, 4),
+        {"segments": (np.arange(64) // 16).astype(np.int32)},
+    ),
+    "ring 8, short segments": (
+        {"ring": 8},
+        (2, 64, 64, 2, 1, 4),
+        {"segments": packed(64, 2, size=6)},
+    ),
     "data 2, ring 4, padded": (
         {"data": 2, "ring": 4},
         (4, 61, 61, 2, 2, 8),

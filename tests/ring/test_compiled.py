@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import ring
 from ring.blocks import block_pairs, split_tokens
+from ring.blockwise import Keys
+from ring.ring import rotate
 from ring.tokens import Tokens
 
 COLLECTIVE = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
@@ -26,21 +28,23 @@ def collectives(fn, *operands):
     return collections.Counter(re.findall(COLLECTIVE, text))
 
 
-def executed(jaxpr, name, times=1):
-    """How often a primitive runs: its equations, times the lengths of the scans around them."""
-    total = 0
+def executed(jaxpr, times=1):
+    """How many arrays are sent, by dtype: those of `ppermute`, times the lengths of the loops."""
+    total = collections.Counter()
     for eqn in jaxpr.eqns:
-        total += times * (eqn.primitive.name == name)
+        if eqn.primitive.name == "ppermute":
+            total.update({str(x.aval.dtype): times for x in eqn.invars})
         inside = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
-        total += sum(executed(sub, name, inside) for sub in jaxprs_in_params(eqn.params))
+        for sub in jaxprs_in_params(eqn.params):
+            total += executed(sub, inside)
     return total
 
 
-def operands(mesh, batch=2, length=32, heads=2, width=4):
+def operands(mesh, batch=2, length=32, heads=2, width=4, dtype=jnp.float32):
     sharding = NamedSharding(mesh, P(("data", "fsdp"), "ring", "tensor"))
     keys = jax.random.split(jax.random.key(0), 3)
     return [
-        jax.device_put(jax.random.normal(key, (batch, length, heads, width)), sharding)
+        jax.device_put(jax.random.normal(key, (batch, length, heads, width), dtype), sharding)
         for key in keys
     ]
 
@@ -49,19 +53,61 @@ def loss(q, k, v, **options):
     return (ring.attention(q, k, v, **options) ** 2).sum()
 
 
-def test_a_ring_sends_keys_on_once_a_hop_and_gathers_nothing():
+def test_a_ring_sends_what_is_needed_once_and_gathers_nothing():
+    """Keys and values as one array of their own dtype, orders as one of int32, R − 1 times."""
     mesh = ring.make_mesh(data=2, ring=4)
-    q, k, v = operands(mesh)
+    q, k, v = operands(mesh, dtype=jnp.bfloat16)
     attend = functools.partial(ring.attention, implementation="ring", mesh=mesh, block_size=8)
-    assert collectives(attend, q, k, v) == {"collective-permute": 1}  # in a loop of 3
-    assert executed(jax.make_jaxpr(attend)(q, k, v).jaxpr, "ppermute") == 3
+    assert collectives(attend, q, k, v) == {"collective-permute": 2}  # in a loop of 3
+    assert executed(jax.make_jaxpr(attend)(q, k, v).jaxpr) == {"bfloat16": 3, "int32": 3}
 
     def gradients(q, k, v, dout):
         return jax.vjp(attend, q, k, v)[1](dout)
 
     assert set(collectives(gradients, q, k, v, q)) == {"collective-permute"}
-    # Forward 3, backward 3 with the gradients aboard, and 2 that bring the gradients home.
-    assert executed(jax.make_jaxpr(gradients)(q, k, v, q).jaxpr, "ppermute") == 3 + 3 + 2
+    # Twice around, and the gradients of keys and values in float32 all the way home.
+    sent = executed(jax.make_jaxpr(gradients)(q, k, v, q).jaxpr)
+    assert sent == {"bfloat16": 3 + 3, "int32": 3 + 3, "float32": 4}
+
+
+def hops(size, block_size=8, length=64, **options):
+    """How many hops are made, counted as they happen on each of the devices."""
+    mesh, made = ring.make_mesh(ring=size), []
+    q, k, v = operands(mesh, batch=1, length=length)
+
+    def counted(tree, around, steps=1):
+        if isinstance(tree, Keys):
+            jax.debug.callback(lambda: made.append(steps))
+        return rotate(tree, around, steps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring.ring, "rotate", counted)
+        attend = functools.partial(
+            ring.attention, implementation="ring", mesh=mesh, block_size=block_size, **options
+        )
+        jax.block_until_ready(jax.jit(attend)(q, k, v))
+        jax.effects_barrier()
+    assert len(made) % size == 0
+    return len(made) // size
+
+
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [
+        (np.zeros(64), 7),  # one segment goes all the way
+        (np.arange(64) // 8, 0),  # a segment a device
+        (np.arange(64) // 16, 1),
+        ((np.arange(64) + 4) // 8, 1),  # each straddles two devices
+        ((np.arange(64) + 4) // 16, 2),  # each on three
+        (np.where(np.arange(64) < 40, 0, 1), 4),  # as far as the longest needs
+    ],
+)
+def test_keys_travel_no_further_than_segments_reach(segments, expected):
+    assert hops(8, segments=segments.astype(np.int32)) == expected
+
+
+def test_without_segments_keys_go_all_the_way():
+    assert hops(4) == 3
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "ring"])
@@ -83,9 +129,9 @@ def test_the_policy_of_named_results_saves_the_second_forward_ring():
 
     def permutes(fn):
         gradients = jax.value_and_grad(fn, argnums=(0, 1, 2))
-        return executed(jax.make_jaxpr(gradients)(q, k, v).jaxpr, "ppermute")
+        return executed(jax.make_jaxpr(gradients)(q, k, v).jaxpr)["int32"]  # sent with keys
 
-    forward, backward = 3, 3 + 2
+    forward, backward = 3, 3
     assert permutes(layer) == forward + backward
     assert permutes(jax.checkpoint(layer, policy=SAVE)) == forward + backward
     assert permutes(jax.checkpoint(layer)) == 2 * forward + backward
@@ -113,8 +159,8 @@ def test_composes_with_scanned_rematerialised_layers_on_the_context_mesh():
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected
     )
-    # A ring of 2, a layer: 1 hop forward; 1 backward, 2 to bring gradients home; no forward again.
-    assert executed(traced.jaxpr, "ppermute") == 3 * (1 + 1 + 2)
+    # A ring of 2, a layer: 1 hop forward, 1 backward, 2 that gradients make; no forward again.
+    assert executed(traced.jaxpr)["float32"] == 3 * (1 + 1 + 2)
 
 
 def pairs_of(order, segment=None, block=4):

@@ -3,14 +3,11 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import ring
-from ring.mesh import vary_alike
-from ring.ring import Ring, rotate
 
 
 def arrays(length=32, batch=2, heads=2, width=4):
@@ -49,8 +46,8 @@ def test_gradients_of_replicated_keys_are_summed():
 
 
 def test_refuses_a_shard_that_does_not_divide():
-    q, k, v, _ = arrays(length=24)
-    with pytest.raises(ValueError, match=r"length 24 is not a multiple of block_size 10.*=8"):
+    q, k, v, _ = arrays(length=25)
+    with pytest.raises(ValueError, match=r"length 25 does not divide into 4 blocks.*to 28"):
         ring.ring_attention_local(q, k, v, axis=None, block_size=10)
 
 
@@ -61,23 +58,3 @@ def test_attention_refuses_to_nest():
     )
     with pytest.raises(ValueError, match="ring_attention_local"):
         nested(q, k, v)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_rotation_is_exact_in_every_bit(dtype):
-    rng = np.random.default_rng(0)
-    ids = rng.integers(-(2**31), 2**31, size=(4, 6), dtype=np.int32)
-    values = jnp.asarray(rng.normal(size=(4, 3, 2)), dtype).at[0, 0].set(jnp.nan)
-    mesh = ring.make_mesh(ring=4)
-    moved_ids, moved = jax.shard_map(
-        lambda *tree: rotate(vary_alike(tree), Ring("ring", 4, 1.0)),
-        mesh=mesh,
-        in_specs=P("ring"),
-        out_specs=P("ring"),
-    )(ids, values)
-    np.testing.assert_array_equal(moved_ids, np.roll(ids, 1, axis=0))
-    assert moved.dtype == dtype
-    bits = f"uint{8 * moved.dtype.itemsize}"
-    np.testing.assert_array_equal(
-        np.asarray(moved).view(bits), np.roll(np.asarray(values).view(bits), 1, axis=0)
-    )
