@@ -106,32 +106,32 @@ def _pad(x: Array, multiple: int, fill: int) -> Array:
 
 
 class Pairs(NamedTuple):
-    """Which block pairs to visit, decided from ranges, so masks exist for single pairs only."""
+    """Which block pairs to visit, decided from ranges, so masks exist for single pairs only.
+
+    Pairs that are visited are masked even where all keys are visible: a second loop without masks
+    takes as long and compiles longer, and choosing in the loop costs a copy of the scores.
+    """
 
     count: Array  # int32 [..., query blocks]: how many key blocks each query block visits
     visit: Array  # int32 [..., query blocks, key blocks]: which; the first `count` matter
-    full: Array  # bool [..., query blocks, key blocks]: all keys visible, no mask needed
 
 
 def block_pairs(query: Tokens, key: Tokens) -> Pairs:
-    """Classifies every pair of blocks [..., blocks, rows or 1, K] as skipped, full, or masked.
+    """Decides which pairs of blocks [..., blocks, rows or 1, K] are visited.
 
-    A pair is skipped only if no batch row can see through it, and full only if all rows can.
+    A pair is skipped only if no batch row can see through it.
     """
-    q_low, q_high = (reduce(query.order, -1)[..., :, None, :] for reduce in (jnp.min, jnp.max))
-    k_low, k_high = (reduce(key.order, -1)[..., None, :, :] for reduce in (jnp.min, jnp.max))
+    latest = query.order.max(-1)[..., :, None, :]
     earliest = jnp.where(key.order < 0, LAST, key.order).min(-1)[..., None, :, :]
-    active = earliest <= q_high
-    full = (k_low >= 0) & (k_high <= q_low)
+    active = earliest <= latest
     if query.segment is not None and key.segment is not None:
         q_range, k_range = segment_range(query), segment_range(key)
         q_first, q_last = (x[..., :, None, :] for x in q_range)
         k_first, k_last = (x[..., None, :, :] for x in k_range)
         active &= (q_first <= k_last) & (k_first <= q_last)
-        full &= (q_first == q_last) & (k_first == k_last) & (q_first == k_first)
-    active, full = active.any(-1), full.all(-1)
+    active = active.any(-1)
     count = active.sum(-1, dtype=jnp.int32)
-    return Pairs(count, jnp.argsort(~active, axis=-1, stable=True), full)
+    return Pairs(count, jnp.argsort(~active, axis=-1, stable=True))
 
 
 def segment_range(tokens: Tokens) -> tuple[Array, Array]:

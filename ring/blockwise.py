@@ -35,9 +35,12 @@ class Keys(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """Online softmax of some rows, float32: highest score, total weight, weighted values."""
+    """Online softmax of some rows, float32: highest product, total weight, weighted values.
 
-    highest: Array  # [..., M]
+    The scale comes in only where the exponential is taken: no pass over the scores for itself.
+    """
+
+    highest: Array  # [..., M], not scaled
     total: Array  # [..., M]
     values: Array  # [..., M, D]
 
@@ -52,12 +55,12 @@ def empty_softmax(q: Array) -> Softmax:
     )
 
 
-def finish(state: Softmax, dtype: Any) -> tuple[Array, Array]:
+def finish(state: Softmax, scale: float, dtype: Any) -> tuple[Array, Array]:
     """Output in `dtype` and log-sum-exp; rows that saw no key get 0 and −inf."""
     seen = state.total > 0
     total = jnp.where(seen, state.total, 1)
     out = (state.values / total[..., None]).astype(dtype)
-    return out, jnp.where(seen, state.highest + jnp.log(total), -jnp.inf)
+    return out, jnp.where(seen, state.highest * scale + jnp.log(total), -jnp.inf)
 
 
 def attend(q: Array, query: Tokens, keys: Keys, state: Softmax, scale: float) -> Softmax:
@@ -70,10 +73,10 @@ def attend(q: Array, query: Tokens, keys: Keys, state: Softmax, scale: float) ->
         def step(n: Array, state: Softmax) -> Softmax:
             j = visits.visit[n]
             (k, v), key = at.take_keys(keys, j)
-            scores = _scores(q_block, k, tokens, key, visits.full[j], scale)
+            scores = _scores(q_block, k, tokens, key)
             highest = jnp.maximum(state.highest, scores.max(-1))
-            weights = jnp.exp(scores - highest[..., None])
-            shrink = jnp.exp(state.highest - highest)
+            weights = jnp.exp((scores - highest[..., None]) * scale)
+            shrink = jnp.exp((state.highest - highest) * scale)
             seen = _dot("nqk,nkd->nqd", weights.astype(v.dtype), v)
             return Softmax(
                 highest,
@@ -125,14 +128,13 @@ def attend_backward(
             dq, gradient = carry
             j = visits.visit[n]
             (k, v), key = at.take_keys(keys, j)
-            scores = _scores(q, k, tokens, key, visits.full[j], scale)
-            weights = jnp.exp(scores - lse[..., None])
+            scores = _scores(q, k, tokens, key)
+            weights = jnp.exp(scores * scale - lse[..., None])
             dweights = _dot("nqd,nkd->nqk", dout, v)
-            dscores = (weights * (dweights - delta[..., None]) * scale).astype(k.dtype)
+            dscores = (weights * (dweights - delta[..., None])).astype(k.dtype)
             dk_t = _dot("ndq,nqk->ndk", q_t, dscores)
             dv_t = _dot("ndq,nqk->ndk", dout_t, weights.astype(v.dtype))
-            gradient = _add(gradient, dk_t, at.group, j, 0)
-            gradient = _add(gradient, dv_t, at.group, j, 1)
+            gradient = _add(gradient, jnp.stack([dk_t, dv_t]), at.group, j)
             return dq + _dot("nqk,nkd->nqd", dscores, k), gradient
 
         dq, gradient = lax.fori_loop(0, visits.count, step, (at.take(all_dq), gradient))
@@ -183,16 +185,12 @@ def _over_blocks(block: Callable[[Block, Any], Any], q: Array, query: Tokens, ca
     return lax.fori_loop(0, groups * blocks, step, carry)
 
 
-def _scores(q: Array, k: Array, query: Tokens, key: Tokens, full: Array, scale: float) -> Array:
-    """Scaled scores of one pair, [n, M, K] float32; −inf where a query does not see a key."""
-    scores = _dot("nqd,nkd->nqk", q, k) * scale
-
-    def masked(scores: Array) -> Array:
-        seen = visible(query, key)  # [rows or 1, block, K], the same for all heads of a row
-        shape = (seen.shape[0], -1, *seen.shape[1:])
-        return jnp.where(seen[:, None], scores.reshape(shape), -jnp.inf).reshape(scores.shape)
-
-    return lax.cond(full, lambda scores: scores, masked, scores)
+def _scores(q: Array, k: Array, query: Tokens, key: Tokens) -> Array:
+    """Products of one pair, [n, M, K] float32, not scaled; −inf where a query sees no key."""
+    scores = _dot("nqd,nkd->nqk", q, k)
+    seen = visible(query, key)  # [rows or 1, block, K], the same for all heads of a row
+    shape = (seen.shape[0], -1, *seen.shape[1:])
+    return jnp.where(seen[:, None], scores.reshape(shape), -jnp.inf).reshape(scores.shape)
 
 
 def _dot(spec: str, a: Array, b: Array) -> Array:

@@ -118,7 +118,7 @@ def _shard(
         packed += both * jnp.exp(part.highest - highest)[..., None]
     if axis is not None:
         packed = lax.psum(packed, axis)
-    out, _ = finish(Softmax(highest, packed[..., -1], packed[..., :-1]), q.dtype)
+    out, _ = finish(Softmax(highest, packed[..., -1], packed[..., :-1]), 1.0, q.dtype)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
 
 

@@ -50,8 +50,7 @@ def striped(length: int, ring_size: int, stripe: int = 1) -> np.ndarray:
     Striped Attention (Brandon et al. 2023, arXiv 2311.09431) has stripes of one. Then the i-th
     blocks of all devices cover the same stretch of R blocks: whatever the mask, all devices do the
     same, but more of it. With n blocks a device a causal mask visits (R n + R) / (R n + 1) times as
-    many pairs as under `contiguous` and masks n of them on every device in every hop; segments
-    shorter than the stretch visit a multiple.
+    many pairs as under `contiguous`; segments shorter than the stretch visit a multiple.
 
     Stripes of one block (`block_size` = `stripe`, in tokens) visit no more pairs than `contiguous`.
     Dealt forth and back, an even number of them balances a causal mask exactly, `zigzag` being the
@@ -106,7 +105,6 @@ class Work(NamedTuple):
     """Block pairs that the devices of a ring compute, as many forward as backward."""
 
     visited: np.ndarray  # int64 [R]: by device, over all R hops; the others are skipped
-    full: np.ndarray  # int64 [R]: those of the visited pairs that need no mask
     slowest: int  # the busiest device's visited pairs of each hop, summed: the ring waits for it
     pairs: int  # all pairs of blocks, skipped or not
 
@@ -127,12 +125,11 @@ def work(
 ) -> Work:
     """What ring attention of a laid-out sequence to itself makes every device do.
 
-    Pads, cuts and classifies block pairs as `ring.attention` does, from ranges of order and
-    segment.
+    Pads, cuts and skips block pairs as `ring.attention` does, from ranges of order and segment.
 
     Args:
         order: Integers [T] or [B, T], already laid out; −1 is padding. Batch rows count as worked
-            on together: a pair is skipped if no row sees through it, full if all rows do.
+            on together: a pair is skipped if no row sees through it.
         segments: Like `order`.
         ring_size: Devices in the ring.
         block_size: Upper bound on the block length, in tokens.
@@ -147,14 +144,14 @@ def work(
     if not causal:
         places = np.where(places < 0, PADDING, 0)
     blocks = _ranges(*(_cut(x, ring_size, block_size) for x in (places, groups)))
-    visited, full = np.zeros((2, ring_size, ring_size), np.int64)  # [device, source of the keys]
+    visited = np.zeros((ring_size, ring_size), np.int64)  # [device, source of the keys]
     for device in range(ring_size):
-        see, whole = _classify(_Ranges(*(x[device][:, None, None] for x in blocks)), blocks)
-        visited[device], full[device] = see.sum((0, 2)), whole.sum((0, 2))
+        own = _Ranges(*(x[device][:, None, None] for x in blocks))
+        visited[device] = _visited(own, blocks).sum((0, 2))
     devices = np.arange(ring_size)
     hops = visited[devices, (devices - devices[:, None]) % ring_size]  # [hop, device]
-    pairs = (ring_size * blocks.low.shape[1]) ** 2
-    return Work(visited.sum(1), full.sum(1), int(hops.max(1).sum()), pairs)
+    pairs = (ring_size * blocks.latest.shape[1]) ** 2
+    return Work(visited.sum(1), int(hops.max(1).sum()), pairs)
 
 
 def _rows(order: ArrayLike, segments: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -182,9 +179,8 @@ def _rows(order: ArrayLike, segments: ArrayLike) -> tuple[np.ndarray, np.ndarray
 class _Ranges(NamedTuple):
     """What decides over a block: extremes of order and segment, [R, blocks, rows] each."""
 
-    low: np.ndarray  # of order, padding included
-    high: np.ndarray
-    earliest: np.ndarray  # of order, among tokens that are not padding
+    latest: np.ndarray  # of order
+    earliest: np.ndarray  # likewise, among tokens that are not padding
     first: np.ndarray  # of segment, likewise
     last: np.ndarray
 
@@ -204,7 +200,6 @@ def _pad(x: np.ndarray, multiple: int) -> np.ndarray:
 def _ranges(order: np.ndarray, segment: np.ndarray) -> _Ranges:
     padding = order < 0
     return _Ranges(
-        order.min(-1),
         order.max(-1),
         np.where(padding, LAST, order).min(-1),
         np.where(padding, LAST, segment).min(-1),
@@ -212,9 +207,7 @@ def _ranges(order: np.ndarray, segment: np.ndarray) -> _Ranges:
     )
 
 
-def _classify(q: _Ranges, k: _Ranges) -> tuple[np.ndarray, np.ndarray]:
-    """Which pairs are visited, and which of them are full: `ring.blocks.block_pairs` in NumPy."""
-    active = (k.earliest <= q.high) & (q.first <= k.last) & (k.first <= q.last)
-    same = (q.first == q.last) & (k.first == k.last) & (q.first == k.first)
-    full = (k.low >= 0) & (k.high <= q.low) & same
-    return np.any(active, -1), np.all(full, -1)
+def _visited(q: _Ranges, k: _Ranges) -> np.ndarray:
+    """Which pairs are visited: `ring.blocks.block_pairs` in NumPy."""
+    active = (k.earliest <= q.latest) & (q.first <= k.last) & (k.first <= q.last)
+    return np.any(active, -1)

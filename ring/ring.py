@@ -55,7 +55,7 @@ def _forward(
 
     hops = ring.size - 1 if needed is None else needed
     keys, state = _repeat(hops, hop, (Keys.of(k, v, key), empty_softmax(q)))
-    return finish(attend(q, query, keys, state, ring.scale), q.dtype)
+    return finish(attend(q, query, keys, state, ring.scale), ring.scale, q.dtype)
 
 
 def _save(ring: Ring, *operands: Any) -> tuple:
@@ -96,6 +96,7 @@ def _backward(ring: Ring, saved: tuple, cotangent: tuple[Array, Array]) -> tuple
     else:
         dq, gradient = around(ring.size - 1) if ring.size > 1 else contribute(dq, keys)
     dk, dv = (gradient[:, :, i].swapaxes(-1, -2) for i in range(2))
+    dq, dk = dq * ring.scale, dk * ring.scale
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None, None
 
 

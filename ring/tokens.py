@@ -111,5 +111,12 @@ def check_operands(q: Array, k: Array, v: Array) -> None:
 
 
 def resolve_scale(scale: float | None, q: Array) -> float:
-    """The factor on the scores, by default 1 / √D."""
-    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    """The factor on the scores, by default 1 / √D.
+
+    Raises:
+        ValueError: It is not positive.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if scale <= 0:
+        raise ValueError(f"scale {scale} must be positive")
+    return scale
