@@ -2,6 +2,11 @@
 
 import difflib
 from dataclasses import dataclass
+from pathlib import Path
+
+from exorl.episodes import find
+from exorl.paths import home
+from exorl.tasks import domain_tasks
 
 # github.com/denisyarats/exorl, README.md and download.sh.
 BASE_URL = "https://dl.fbaipublicfiles.com/exorl"
@@ -93,3 +98,56 @@ def dataset(domain: str, algorithm: str) -> Dataset:
                 f"ExoRL has no {kind} {name!r}: did you mean {close!r}? Known: {', '.join(known)}"
             )
     return DATASETS[domain, algorithm]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Datasets of one domain that are packed into one store.
+
+    Attributes:
+        name: Such as `exorl8`.
+        algorithms: What collected them.
+        steps: How many of each, the first.
+    """
+
+    name: str
+    algorithms: tuple[str, ...]
+    steps: int
+
+    def episodes(self, domain: str) -> int:
+        """How many of each dataset; `TaskError` if there is no such domain."""
+        return -(-self.steps // domain_tasks(domain)[0].episode_length)
+
+    def find(self, domain: str) -> dict[str, Path]:
+        """Folder or zip of each algorithm's dataset, where `scripts.download` puts it.
+
+        Raises:
+            FileNotFoundError: Datasets are missing or hold too few episodes; the message says
+                which, and how to fetch them.
+            TaskError: There is no such domain.
+        """
+        episodes = self.episodes(domain)
+        folder = home() / "datasets" / domain
+        there: dict[str, Path] = {}
+        for algorithm in self.algorithms:
+            for source in (folder / algorithm, folder / f"{algorithm}.zip"):
+                if source.exists() and len(find(source)) >= episodes:
+                    there.setdefault(algorithm, source)
+        missing = [algorithm for algorithm in self.algorithms if algorithm not in there]
+        if missing:
+            commands = "".join(
+                f"\n  python -m scripts.download --domain {domain} --algo {algorithm} "
+                f"--episodes {episodes}"
+                for algorithm in missing
+            )
+            raise FileNotFoundError(
+                f"{folder}: {len(missing)} of the {len(self.algorithms)} datasets of {self.name} "
+                f"are missing or have fewer than {episodes:,} episodes; fetch them by{commands}"
+            )
+        return there
+
+
+_MIXES = (Mix("exorl8", tuple(name for name in ALGORITHMS if name != "random"), 1_000_000),)
+
+MIXES: dict[str, Mix] = {mix.name: mix for mix in _MIXES}
+"""`exorl8` is what Agentic Transformers trained on, as far as known: eight of the collectors."""

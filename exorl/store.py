@@ -8,23 +8,34 @@ A store is a folder:
     index.json       domain, where each episode came from, and what identifies the content
 """
 
+import collections
 import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 from exorl import episodes as files
+from exorl.datasets import MIXES
 from exorl.episodes import DTYPES, FIELDS, Episode, EpisodeError, EpisodeFile
+from exorl.parallel import cores
 from exorl.tasks import Task, domain_tasks
 
 SCHEMA = 1
+
+# Decoding threads at most: what each does in Python, some tenth of its time, they do by turns.
+_THREADS = 8
+
+# Episodes that a thread decodes before it hands them over: waking the other side takes time too.
+_BATCH = 4
 
 Select = Literal["first", "last", "stratified", "random"]
 
@@ -100,7 +111,7 @@ class EpisodeStore:
 
 
 def pack(
-    sources: Mapping[str, str | Path] | Sequence[str | Path],
+    sources: Mapping[str, str | Path] | Sequence[str | Path] | str,
     out: str | Path,
     *,
     domain: str,
@@ -114,7 +125,8 @@ def pack(
 
     Args:
         sources: Folders or zips of episodes by collector name; a bare list is named by the files
-            themselves (the parent of a `buffer`).
+            themselves (the parent of a `buffer`). A string names one of `exorl.datasets.MIXES`,
+            of datasets that `scripts.download` has fetched; how many episodes it says itself.
         out: Where the store shall be. One that is there already is kept if it is the same.
         domain: Whose sizes the episodes must have.
         episodes: Only so many of each source; None for all.
@@ -126,10 +138,14 @@ def pack(
 
     Raises:
         EpisodeError: An episode can't be used, unless `skip_bad`.
+        FileNotFoundError: Datasets of the mix are missing; how to fetch each is said.
         StoreError: Nothing to pack, or something else is at `out`.
         TaskError: There is no such domain.
     """
     out, task = Path(out), domain_tasks(domain)[0]
+    mix = sources if isinstance(sources, str) else None
+    if mix is not None:
+        sources, episodes = _mixed(mix, domain, episodes, select)
     folders = _named(sources)
     plan = [
         (name, file)
@@ -138,19 +154,35 @@ def pack(
     ]
     if not plan:
         raise StoreError("no sources to pack: name at least one folder of episodes")
+    origin = {
+        "sources": {name: str(folder) for name, folder in folders.items()},
+        "selection": {"mix": mix, "episodes": episodes, "select": select, "seed": seed},
+    }
+    _build(out, plan, task, origin, skip_bad, progress)
+    return EpisodeStore(out)
+
+
+def _build(
+    out: Path,
+    plan: Sequence[tuple[str, EpisodeFile]],
+    task: Task,
+    origin: dict[str, Any],
+    skip_bad: bool,
+    progress: Progress,
+) -> None:
+    """Writes the store aside, then moves it to where it shall be."""
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     partial.mkdir(parents=True)
     try:
         listed, skipped = _write_fields(plan, partial, task, skip_bad, progress)
         index = {
             "schema": SCHEMA,
-            "domain": domain,
-            "fingerprint": _digest(domain, *(entry["digest"] for entry in listed)),
+            "domain": task.domain,
+            "fingerprint": _digest(task.domain, *(entry["digest"] for entry in listed)),
             "versions": {
                 name: importlib.metadata.version(name) for name in ("numpy", "dm-control", "mujoco")
             },
-            "sources": {name: str(folder) for name, folder in folders.items()},
-            "selection": {"episodes": episodes, "select": select, "seed": seed},
+            **origin,
             "skipped": skipped,
             "episodes": listed,
         }
@@ -161,7 +193,22 @@ def pack(
             raise StoreError(f"{out}: something else is there already; remove it or pack elsewhere")
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return EpisodeStore(out)
+
+
+def _mixed(
+    name: str, domain: str, episodes: int | None, select: Select
+) -> tuple[dict[str, Path], int]:
+    """The sources of a mix, and how many episodes of each."""
+    if name not in MIXES:
+        raise StoreError(
+            f"there is no mix {name!r}, only {', '.join(MIXES)}; give folders as a list"
+        )
+    if episodes is not None or select != "first":
+        raise StoreError(
+            f"{name} is the first {MIXES[name].steps:,} steps of each; leave out "
+            f"episodes and select, or name the sources one by one"
+        )
+    return MIXES[name].find(domain), MIXES[name].episodes(domain)
 
 
 def _named(sources: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
@@ -212,34 +259,33 @@ def _write_fields(
     progress: Progress,
 ) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """Streams the planned episodes into one array a field; returns what was packed and not."""
-    widths = (task.observation_dim, task.action_dim, 1, 1, task.physics_dim)
     listed: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
     offsets = [0]
+    collectors, planned = zip(*plan, strict=True)
     with contextlib.ExitStack() as stack:
         columns = {
-            name: stack.enter_context(_Column(folder / f"{name}.npy", DTYPES[name], width))
-            for name, width in zip(FIELDS, widths, strict=True)
+            name: stack.enter_context(_Column(folder / f"{name}.npy", DTYPES[name]))
+            for name in FIELDS
         }
-        collectors = [name for name, _ in plan]
-        for collector, file in zip(collectors, progress([file for _, file in plan]), strict=True):
-            try:
-                episode = files.read(file.path, task)
-            except EpisodeError as error:
+        decoded = stack.enter_context(contextlib.closing(_decode_ahead(planned, task)))
+        for collector, file, rows in zip(collectors, progress(planned), decoded, strict=True):
+            if not isinstance(rows, EpisodeError) and len(offsets) > 1:
+                rows = _alike(file, rows, columns["reward"].width)
+            if isinstance(rows, EpisodeError):
                 if not skip_bad:
-                    raise
-                skipped.append({"file": str(file.path), "reason": str(error)})
+                    raise rows
+                skipped.append({"file": str(file.path), "reason": str(rows)})
                 continue
-            rows = {name: getattr(episode, name).tobytes() for name in FIELDS}
             for name, column in columns.items():
-                column.append(rows[name], len(episode) + 1)
-            offsets.append(offsets[-1] + len(episode) + 1)
+                column.append(rows.fields[name])
+            offsets.append(offsets[-1] + len(rows.fields["action"]))
             listed.append(
                 {
                     "collector": collector,
                     "episode": file.index,
                     "file": file.path.name,
-                    "digest": _digest(*rows.values()),
+                    "digest": rows.digest,
                 }
             )
     if not listed:
@@ -250,10 +296,64 @@ def _write_fields(
     return listed, skipped
 
 
-def _digest(*parts: str | bytes) -> str:
+def _alike(file: EpisodeFile, rows: "_Rows", width: int) -> "_Rows | EpisodeError":
+    """The rows, unless they hold another number of rewards than the ones before."""
+    found = rows.fields["reward"].shape[1]
+    if found == width:
+        return rows
+    return EpisodeError(
+        f"{file.path}: {found} recorded rewards a step, the episodes before have {width}; "
+        "pack them into stores of their own"
+    )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """An episode as it is written."""
+
+    fields: dict[str, np.ndarray]  # [T+1, D] each, contiguous
+    digest: str
+
+
+def _decode(batch: Sequence[EpisodeFile], task: Task) -> list[_Rows | EpisodeError]:
+    decoded = []
+    for file in batch:
+        try:
+            episode = files.read(file.path, task)
+        except EpisodeError as error:
+            decoded.append(error)
+        else:
+            fields = {name: np.ascontiguousarray(getattr(episode, name)) for name in FIELDS}
+            decoded.append(_Rows(fields, _digest(*fields.values())))
+    return decoded
+
+
+def _decode_ahead(
+    planned: Sequence[EpisodeFile], task: Task
+) -> Generator[_Rows | EpisodeError, None, None]:
+    """What is in the files, in their order, decoded by threads ahead of what is asked for.
+
+    Threads suffice, because inflating, checksums and digests release the interpreter. Only
+    `threads + 1` batches are in memory beside the one that is being written.
+    """
+    threads = min(len(cores()), _THREADS)
+    ahead: collections.deque[Future[list[_Rows | EpisodeError]]] = collections.deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for start in range(0, len(planned), _BATCH):
+            ahead.append(pool.submit(_decode, planned[start : start + _BATCH], task))
+            if len(ahead) > threads:
+                yield from ahead.popleft().result()
+        while ahead:
+            yield from ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _digest(*parts: str | np.ndarray) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(part.encode() if isinstance(part, str) else part.data)
     return digest.hexdigest()
 
 
@@ -268,17 +368,19 @@ def _same(out: Path, index: dict[str, Any]) -> bool:
 class _Column:
     """An .npy file that grows by rows; its header is written last, when their number is known."""
 
-    def __init__(self, path: Path, dtype: np.dtype, width: int):
-        self._dtype, self._width, self._rows = dtype, width, 0
+    def __init__(self, path: Path, dtype: np.dtype):
+        self._dtype, self.width, self._rows = dtype, 1, 0
         self._file: BinaryIO = open(path, "wb")
 
     def __enter__(self) -> "_Column":
-        self._write_header()
         return self
 
-    def append(self, rows: bytes, count: int) -> None:
-        self._file.write(rows)
-        self._rows += count
+    def append(self, rows: np.ndarray) -> None:
+        if not self._rows:
+            self.width = rows.shape[1]
+            self._write_header()
+        self._file.write(rows.data)
+        self._rows += len(rows)
 
     def __exit__(self, *_: object) -> None:
         self._file.seek(0)
@@ -288,6 +390,6 @@ class _Column:
     def _write_header(self) -> None:
         # NumPy pads headers so that the row count can grow in place.
         descr = np.lib.format.dtype_to_descr(self._dtype)
-        shape = (self._rows, self._width)
+        shape = (self._rows, self.width)
         header = {"descr": descr, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self._file, header)

@@ -140,8 +140,8 @@ class Rewards:
         self.episodes += 1
         computed = self._computed(episode, "exact")
         found = _matching(episode, computed, 0)
-        for task, values in computed.items():
-            error = _error(episode, values, 0)
+        for i, (task, values) in enumerate(computed.items()):
+            error = _error(episode, i, values, 0)
             self._max[task] = max(self._max[task], finite(error.max()))
             self._sums[task] += error.sum(), len(error), task in found
         shift = 0 if found else _shift(episode, computed)
@@ -213,12 +213,13 @@ class Rewards:
 
 
 def _matching(episode: Episode, computed: dict[str, np.ndarray], shift: int) -> frozenset[str]:
-    """The tasks whose rewards were recorded in all rows."""
-    return frozenset(
+    """The tasks whose rewards were recorded in all rows; none unless all that were recorded are."""
+    matching = frozenset(
         task
-        for task, values in computed.items()
-        if _error(episode, values, shift).max() <= REWARD_TOLERANCE
+        for i, (task, values) in enumerate(computed.items())
+        if _error(episode, i, values, shift).max() <= REWARD_TOLERANCE
     )
+    return matching if len(matching) >= episode.reward.shape[1] else frozenset()
 
 
 def _shift(episode: Episode, computed: dict[str, np.ndarray]) -> int:
@@ -228,10 +229,12 @@ def _shift(episode: Episode, computed: dict[str, np.ndarray]) -> int:
     return next((shift for shift in (1, -1) if _matching(episode, computed, shift)), 0)
 
 
-def _error(episode: Episode, computed: np.ndarray, shift: int) -> np.ndarray:
+def _error(episode: Episode, task: int, computed: np.ndarray, shift: int) -> np.ndarray:
     """How far recorded rewards are from those `[T+1]` computed for the row `shift` further on.
 
-    Of the rows 1 to T for which there are both, T of them without a shift.
+    Of the rows 1 to T for which there are both, T of them without a shift. Where all tasks'
+    rewards were recorded, as in the published maze, those of the domain's task of that number.
     """
     rows = np.arange(max(1, 1 - shift), len(episode) + 1 - max(0, shift))
-    return np.abs(episode.reward[rows, 0].astype(np.float64) - computed[rows + shift])
+    recorded = episode.reward[rows, task if episode.reward.shape[1] > 1 else 0]
+    return np.abs(recorded.astype(np.float64) - computed[rows + shift])

@@ -1,17 +1,23 @@
 import json
 import os
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import exorl.store
-from exorl import episodes
+import exorl
+from exorl import datasets, episodes
+from exorl.datasets import ALGORITHMS, MIXES, Mix
 from exorl.episodes import DTYPES, FIELDS, Episode, EpisodeError
 from exorl.store import EpisodeStore, StoreError, pack
 from exorl.tasks import TaskError
+from scripts.pack import Pack
+from scripts.pack import main as pack_script
 
 
 def make_episode(length, seed):
@@ -75,6 +81,7 @@ def test_episodes_are_read_only_views_of_the_mapped_files(folder, tmp_path):
         assert isinstance(whole, np.memmap)
         assert np.shares_memory(whole, part)
         np.testing.assert_array_equal(part, whole[store.offsets[3] : store.offsets[4]])
+        assert not whole.flags.writeable and not part.flags.writeable
         with pytest.raises(ValueError, match="read-only"):
             part[0] = 0
 
@@ -105,7 +112,8 @@ def test_a_selection_is_of_episodes_by_number_and_recorded(folder, tmp_path):
     for select, chosen in expected.items():
         store = pack([folder], tmp_path / select, domain="cartpole", episodes=4, select=select)
         assert numbers(store) == chosen
-        assert store.index["selection"] == {"episodes": 4, "select": select, "seed": 0}
+        expected_selection = {"mix": None, "episodes": 4, "select": select, "seed": 0}
+        assert store.index["selection"] == expected_selection
     chosen = [
         numbers(pack([folder], tmp_path / name, domain="cartpole", select="random", **changes))
         for name, changes in {
@@ -139,6 +147,28 @@ def test_a_zip_is_packed_without_unpacking_it(folder, tmp_path):
     archive.write_bytes(b"nonsense")
     with pytest.raises(EpisodeError, match=r"rnd\.zip: neither a folder nor a whole zip"):
         pack([archive], tmp_path / "again", domain="cartpole")
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_one_thread_and_several_pack_the_same(folder, tmp_path, monkeypatch, bad):
+    archive = tmp_path / "zipped.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
+        for path in folder.iterdir():
+            made.write(path, f"buffer/{path.name}")
+    if bad:
+        for name in ("episode_4_9.npz", "episode_9_14.npz"):
+            (folder / name).write_bytes(b"nonsense")
+    written = []
+    for count in (1, 2, 7):
+        monkeypatch.setattr(exorl.store, "cores", lambda count=count: list(range(count)))
+        out = tmp_path / f"out{count}"
+        if bad:
+            with pytest.raises(EpisodeError, match=r"episode_4_9\.npz"):
+                pack([folder, archive], out, domain="cartpole")
+        pack([folder, archive], out, domain="cartpole", skip_bad=bad)
+        written.append({path.name: path.read_bytes() for path in out.iterdir()})
+    assert written[0].keys() == {"index.json", "offsets.npy", *(f"{name}.npy" for name in FIELDS)}
+    assert written[0] == written[1] == written[2]
 
 
 def test_a_bad_episode_in_a_zip_is_named(folder, tmp_path):
@@ -258,3 +288,136 @@ def test_incomplete_stores_are_refused(folder, tmp_path):
     (out / "index.json").write_text("{")
     with pytest.raises(StoreError, match=r"index\.json: damaged"):
         EpisodeStore(out)
+
+
+# Prints "ready", waits to be told to start, then exits with an error if it reads anything wrong.
+READER = """
+import sys
+import numpy as np
+import exorl
+from exorl.episodes import FIELDS
+
+folder, seed = sys.argv[1:]
+expected = np.load(folder + "/expected.npz")
+print("ready", flush=True)
+sys.stdin.readline()
+store = exorl.EpisodeStore(folder + "/out")
+rewards = exorl.relabel.rewards(store, "cartpole_balance")
+np.testing.assert_array_equal(rewards, expected["rewards"])
+for i in np.random.default_rng(int(seed)).integers(len(store), size=100):
+    rows = slice(store.offsets[i], store.offsets[i + 1])
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(store[i], name), expected[name][rows])
+"""
+
+
+def test_several_processes_read_one_store_and_relabel_it(folder, tmp_path):
+    store = pack([folder], tmp_path / "out", domain="cartpole")
+    there = {path.name for path in store.path.iterdir()}
+    fields = {name: np.array(store.field(name)) for name in FIELDS}
+    inputs = (fields[name] for name in ("observation", "action", "physics"))
+    rewards = exorl.reward("cartpole_balance", *inputs)
+    rewards[store.offsets[:-1]] = 0
+    np.savez(tmp_path / "expected.npz", rewards=rewards, **fields)
+    readers = [
+        subprocess.Popen(
+            [sys.executable, "-c", READER, tmp_path, str(seed)],
+            cwd=Path(exorl.__file__).parent.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(3)
+    ]
+    for reader in readers:
+        assert reader.stdout.readline() == "ready\n"
+    for reader in readers:
+        reader.stdin.write("start\n")
+        reader.stdin.flush()
+    for reader in readers:
+        assert (reader.communicate()[1], reader.returncode) == ("", 0)
+    assert {path.name for path in store.path.iterdir()} == {*there, "rewards"}
+    left = sorted(path.suffix for path in (store.path / "rewards").iterdir())
+    assert left == [".json", ".npy"]
+
+
+def test_exorl8_is_a_million_steps_of_all_collectors_but_random():
+    mix = MIXES["exorl8"]
+    assert len(mix.algorithms) == 8 and {*mix.algorithms, "random"} == set(ALGORITHMS)
+    assert mix.episodes("walker") == 1000 and mix.episodes("jaco") == 4000
+
+
+@pytest.fixture
+def mixed(tmp_path, monkeypatch):
+    """What `scripts.download` might have left of a mix of three, three episodes of each."""
+    monkeypatch.setenv("EXORING_HOME", str(tmp_path))
+    monkeypatch.setitem(datasets.MIXES, "small", Mix("small", ("aps", "icm", "rnd"), 2500))
+    home = tmp_path / "datasets" / "cartpole"
+    for number, name in enumerate(("aps", "icm", "rnd")):
+        for index in range(4):
+            episodes.write(home / name / "buffer", index, make_episode(5, 10 * number + index))
+    return home
+
+
+def test_a_mix_is_packed_from_where_its_datasets_were_downloaded_to(mixed, tmp_path):
+    with zipfile.ZipFile(mixed / "icm.zip", "w") as made:
+        for path in (mixed / "icm" / "buffer").iterdir():
+            made.write(path, f"buffer/{path.name}")
+            path.unlink()
+    args = Pack(domain="cartpole", out=tmp_path / "out", mix="small")
+    pack_script(args)
+    store = EpisodeStore(args.out)
+    assert store.index["selection"] == {"mix": "small", "episodes": 3, "select": "first", "seed": 0}
+    sources = {"aps": mixed / "aps", "icm": mixed / "icm.zip", "rnd": mixed / "rnd"}
+    assert store.index["sources"] == {name: str(path) for name, path in sources.items()}
+    packed = [(entry["collector"], entry["episode"]) for entry in store.index["episodes"]]
+    assert packed == [(name, index) for name in sources for index in range(3)]
+
+
+def test_all_that_a_mix_lacks_is_named_with_the_commands_that_fetch_it(mixed, tmp_path):
+    (mixed / "aps").rename(mixed / "elsewhere")
+    for index in (2, 3):
+        (mixed / "rnd" / "buffer" / f"episode_{index:06d}_5.npz").unlink()
+    with pytest.raises(FileNotFoundError, match="2 of the 3 datasets of small") as error:
+        pack("small", tmp_path / "out", domain="cartpole")
+    commands = [line.strip() for line in str(error.value).splitlines()[1:]]
+    assert commands == [
+        f"python -m scripts.download --domain cartpole --algo {name} --episodes 3"
+        for name in ("aps", "rnd")
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mix_is_taken_as_it_is(mixed, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(StoreError, match=r"no mix 'rnd', only exorl8.*give folders as a list"):
+        pack("rnd", out, domain="cartpole")
+    for changes in ({"episodes": 1}, {"select": "last"}):
+        with pytest.raises(StoreError, match="leave out episodes and select"):
+            pack("small", out, domain="cartpole", **changes)
+    with pytest.raises(TaskError, match="unknown domain 'hopper'"):
+        pack("small", out, domain="hopper")
+    for both in ({}, {"mix": "small", "sources": (mixed / "rnd",)}):
+        with pytest.raises(ValueError, match="either --sources or --mix"):
+            pack_script(Pack(domain="cartpole", out=out, **both))
+
+
+def maze_episodes(folder, count, rewards):
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        widths = dict(zip(FIELDS, (4, 2, rewards, 1, 4), strict=True))
+        arrays = {n: rng.uniform(-1, 1, (6, w)).astype(DTYPES[n]) for n, w in widths.items()}
+        episodes.write(folder, i, Episode(**arrays))
+    return folder
+
+
+def test_the_mazes_four_recorded_rewards_are_kept(tmp_path):
+    four = maze_episodes(tmp_path / "four", 2, rewards=4)
+    store = pack([four], tmp_path / "store", domain="point_mass_maze")
+    assert store.field("reward").shape == (12, 4) and store[1].reward.shape == (6, 4)
+    one = maze_episodes(tmp_path / "one", 1, rewards=1)
+    with pytest.raises(EpisodeError, match=r"1 recorded rewards a step.* before have 4"):
+        pack([four, one], tmp_path / "both", domain="point_mass_maze")
+    both = pack([four, one], tmp_path / "both", domain="point_mass_maze", skip_bad=True)
+    assert len(both) == 2 and "stores of their own" in both.index["skipped"][0]["reason"]

@@ -14,7 +14,7 @@ from exorl import Simulation, episodes, pack
 from exorl.episodes import FIELDS, Episode, EpisodeError
 from exorl.rewards import reward
 from exorl.store import EpisodeStore
-from exorl.tasks import TaskError
+from exorl.tasks import TaskError, domain_tasks
 from exorl.verify import VerifyError, verify
 from scripts.verify import Verify, main
 
@@ -407,3 +407,28 @@ def test_real_episodes_are_sound_and_of_walker_walk():
     assert report.domain == "walker" and matching(report) == ["walker_walk"]
     assert [match.episodes for match in report.tasks if not match.matches] == [0, 0, 0]
     assert found(report, "one-step physics").measured < 1e-6
+
+
+def test_the_mazes_four_rewards_are_compared_with_four_tasks(tmp_path):
+    names = [task.name for task in domain_tasks("point_mass_maze")]
+    simulation, rng = Simulation(names[0], 1), np.random.default_rng(0)
+    simulation.place(np.array([[-0.15, 0.15, 0, 0]]))  # at the first goal
+    actions = [np.zeros((1, 2), np.float32)]
+    steps = [simulation.step(actions[0])]
+    for _ in range(40):
+        actions.append(rng.uniform(-1, 1, (1, 2)).astype(np.float32))
+        steps.append(simulation.step(actions[-1]))
+    states = {
+        "observation": np.concatenate([step.observation for step in steps]),
+        "action": np.concatenate(actions),
+        "physics": np.concatenate([step.physics for step in steps]),
+    }
+    paid = np.stack([reward(name, **states) for name in names], axis=1)
+    paid[0] = 0
+    discount = np.ones((41, 1), np.float32)
+    folder = tmp_path / "maze"
+    episodes.write(folder, 0, Episode(reward=paid, discount=discount, **states))
+    report = verify(folder)
+    assert report.status == "ok" and matching(report) == names
+    episodes.write(folder, 0, Episode(reward=early(paid), discount=discount, **states))
+    assert "reward rows" in by_status(verify(folder), "failed")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = ("collect", "compare", "evaluate", "pack", "relabel", "train")
+NAMES = ("collect", "compare", "download", "evaluate", "pack", "relabel", "train", "verify")
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
