@@ -65,9 +65,13 @@ class Environment(gymnasium.Env[np.ndarray, np.ndarray]):
         observation = self._flat(result.observation)
         return observation, float(result.reward), False, self._over, self._info()
 
-    @staticmethod
-    def _flat(observation: dict[str, Any]) -> np.ndarray:
-        return np.concatenate(list(observation.values()), axis=None, dtype=np.float32)
+    def _flat(self, observation: dict[str, Any]) -> np.ndarray:
+        flat, start = np.empty(self.task.observation_dim, np.float32), 0
+        for part in observation.values():
+            end = start + part.size
+            flat[start:end] = part if part.ndim < 2 else part.ravel()
+            start = end
+        return flat
 
     def _info(self) -> dict[str, Any]:
         return {"physics": self._environment.physics.get_state()}
