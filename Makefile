@@ -29,5 +29,10 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/pyright
 
-bench: $(VENV)/.installed
-	$(PY) -m scripts.bench ring
+# The Ring Attention authors' package, to measure against; kept out of the environment.
+build/peers/ringattention:
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --target build/peers \
+		ringattention==0.1.2 einops==0.8.1
+
+bench: $(VENV)/.installed build/peers/ringattention
+	$(PY) -m scripts.bench ring --peers build/peers

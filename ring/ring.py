@@ -163,9 +163,15 @@ def ring_attention_local(
     The default order counts along the ring, device by device.
 
     Raises:
-        ValueError: Shapes or dtypes disagree, or something does not divide.
+        ValueError: Shapes or dtypes disagree, something does not divide, or JAX does not track
+            which operands are replicated (`check_vma=False`): their gradients would be wrong.
     """
     check_operands(q, k, v)
+    if axis is not None and axis not in jax.typeof(lax.axis_index(axis)).manual_axis_type.varying:
+        raise ValueError(
+            "ring_attention_local needs jax.shard_map(check_vma=True), its default: without, it "
+            "can't tell operands that are the same on all devices, whose gradients must be summed"
+        )
     for name, length in (("query", q.shape[1]), ("key", k.shape[1])):
         blocks = blocks_in(length, block_size)
         if length % blocks:

@@ -42,7 +42,7 @@ def main(options: Sequence[str]) -> None:
     )
     parser.add_argument("--repeats", type=int, default=7, help="turns of which the median is taken")
     parser.add_argument("--states", type=int, default=2000, help="states that dm_control relabels")
-    parser.add_argument("--episodes", type=int, default=100, help="episodes to read and to pack")
+    parser.add_argument("--episodes", type=int, default=200, help="episodes to read and to pack")
     arguments = parser.parse_args(options)
     relabelling(arguments.states, arguments.repeats)
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +64,7 @@ def relabelling(states: int, repeats: int) -> None:
             "mujoco": functools.partial(relabel, *rows, backend="mujoco"),
             "closed_form": functools.partial(relabel, *many),
         }
-        seconds = medians(calls, repeats)
+        seconds = {name: taken.wall for name, taken in medians(calls, repeats).items()}
         seconds["closed_form"] /= 50
         speed = {name: states / taken / 1000 for name, taken in seconds.items()}
         cells = (
@@ -108,7 +108,7 @@ def episodes(folder: Path, count: int, repeats: int) -> None:
         exorl.pack([config.folder], folder / f"again{next(packings)}", domain="walker")
 
     seconds = medians({"npz": lambda: decode(order), "store": read, "pack": pack}, repeats)
-    speed = {name: len(files) / taken for name, taken in seconds.items()}
+    speed = {name: len(files) / taken.wall for name, taken in seconds.items()}
     ratio = {name: value / speed["npz"] for name, value in speed.items()}
     print("\nEpisodes of 1,000 walker steps, a second (and times np.load on one core)")
     print(f"{'np.load of the five arrays':36}{speed['npz']:9.0f}")
@@ -161,4 +161,4 @@ def _steps_a_second(task: Task, repeats: int) -> dict[str, float]:
     calls = {"bare": play_bare, "make": play_ours, "simulation": play_together}
     taken = medians(calls, repeats)
     counts = {"bare": steps, "make": steps, "simulation": size * steps}
-    return {name: counts[name] / taken[name] for name in calls}
+    return {name: counts[name] / taken[name].wall for name in calls}

@@ -3,19 +3,29 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 Key = TypeVar("Key")
 
 
-def medians(calls: Mapping[Key, Callable[[], object]], repeats: int) -> dict[Key, float]:
-    """Median seconds of each call over `repeats` turns, after one that does not count."""
+class Seconds(NamedTuple):
+    """Medians of a call: on the clock, and of all the process's cores together."""
+
+    wall: float
+    cpu: float
+
+
+def medians(calls: Mapping[Key, Callable[[], object]], repeats: int) -> dict[Key, Seconds]:
+    """What each call takes, over `repeats` turns after one that does not count."""
     for call in calls.values():
         call()
-    seconds: dict[Key, list[float]] = {key: [] for key in calls}
+    taken: dict[Key, list[tuple[float, float]]] = {key: [] for key in calls}
     for _ in range(repeats):
         for key, call in calls.items():
-            start = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             call()
-            seconds[key].append(time.perf_counter() - start)
-    return {key: statistics.median(times) for key, times in seconds.items()}
+            taken[key].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return {
+        key: Seconds(*(statistics.median(part) for part in zip(*times, strict=True)))
+        for key, times in taken.items()
+    }

@@ -208,6 +208,47 @@ def test_vmap_over_an_extra_axis(oracle):
         check([x[n] for x in actual], (out, *gradients))
 
 
+@pytest.mark.parametrize("mesh", [{}, {"data": 2, "ring": 4}])
+def test_mass_is_the_share_of_each_group(mesh):
+    q, k, _, _ = draw(9, 2, 36, 36, 2, 1, 4)
+    groups = packed(36, 2, size=7)  # six groups, more than a head has channels
+    order = np.arange(36, dtype=np.int32)
+    order[3] = -1
+    options = {"mesh": ring.make_mesh(**mesh), "block_size": 8, "order": order}
+    mass = jax.jit(
+        lambda q, k: ring.attention_mass(q, k, groups, 7, implementation="ring", **options)
+    )(q, k)
+    assert mass.shape == (2, 36, 2, 7) and mass.dtype == jnp.float32
+    np.testing.assert_allclose(
+        mass.sum(-1), np.broadcast_to(order[:, None] >= 0, (2, 36, 2)), atol=1e-6
+    )
+    scores = np.einsum("bqhd,bkd->bhqk", q.astype(float), k[:, :, 0]) / 2
+    seen = (order >= 0) & (order <= order[:, None])
+    weights = np.where(seen, np.exp(scores), 0)
+    weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+    one_hot = groups[..., None] == np.arange(7)
+    np.testing.assert_allclose(mass, np.einsum("bhqk,bkn->bqhn", weights, one_hot), atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4)), 8])
+@pytest.mark.parametrize(("std", "out_error", "gradient_error"), [(1.0, 1e-6, 5e-6), (10.0, 4, 4)])
+def test_error_against_float64(size, std, out_error, gradient_error, oracle):
+    """Absolute for logits of unit variance; for those of std 10, times dense float32's own."""
+    operands = draw(10, 1, 256, 256, 2, 1, 64, std=std)
+    out, _, *gradients = oracle(*operands)
+
+    def errors(implementation):
+        mesh = ring.make_mesh(ring=size)
+        options = {"implementation": implementation, "mesh": mesh, "block_size": 32}
+        actual = value_and_gradients(*operands, **options)
+        return [np.abs(x - y).max() for x, y in zip(actual, (out, *gradients), strict=True)]
+
+    found = errors("ring")
+    if std > 1:
+        found = np.array(found) / errors("dense")
+    assert found[0] <= out_error and max(found[1:]) <= gradient_error, found
+
+
 def attention_cases(meshes):
     return st.fixed_dictionaries(
         {

@@ -51,6 +51,19 @@ def test_refuses_a_shard_that_does_not_divide():
         ring.ring_attention_local(q, k, v, axis=None, block_size=10)
 
 
+def test_refuses_to_guess_which_operands_are_replicated():
+    q, k, v, _ = arrays()
+    local = jax.shard_map(
+        functools.partial(ring.ring_attention_local, axis="ring", causal=False),
+        mesh=ring.make_mesh(ring=4),
+        in_specs=(P(None, "ring"), P(), P()),
+        out_specs=P(None, "ring"),
+        check_vma=False,
+    )
+    with pytest.raises(ValueError, match="check_vma=True"):
+        local(q, k, v)
+
+
 def test_attention_refuses_to_nest():
     q, k, v, _ = arrays()
     nested = jax.shard_map(

@@ -1,0 +1,78 @@
+"""Devices to compile for that are not here."""
+
+import os
+
+import jax
+import pytest
+
+from ring import targets
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "size", "gib"),
+    [
+        ("v4:2x2x4", "tpu", 16, 30.75),
+        ("v5e:16x16", "tpu", 256, 15.75),
+        ("v5p:4x4x16", "tpu", 256, 95.73),
+        ("v6e:2x4", "tpu", 8, 31.24),
+        ("a100-40:3", "cuda", 3, 39.4),
+        ("a100-80:8", "cuda", 8, 79.3),
+        ("h100:16", "cuda", 16, 79.1),
+        ("h200:256", "cuda", 256, 139.7),
+    ],
+)
+def test_names_are_read(name, platform, size, gib):
+    target = targets.parse(name)
+    assert (target.platform, target.size, str(target)) == (platform, size, name)
+    assert target.memory / 2**30 == pytest.approx(gib, abs=0.05)
+    if targets.installed(platform):
+        devices = targets.devices(name)
+        assert len(devices) == size
+        assert devices[0].platform == {"tpu": "tpu", "cuda": "gpu"}[platform]
+
+
+def test_cpu_devices_are_those_that_jax_simulates():
+    assert targets.devices("cpu:8") == jax.devices()
+    assert targets.devices("cpu:2") == jax.devices()[:2]
+    assert targets.parse("cpu:2").memory == pytest.approx(4 * targets.parse("cpu:8").memory, abs=8)
+    with pytest.raises(ValueError, match="JAX simulates 8 CPU devices; set JAX_NUM_CPU_DEVICES=9"):
+        targets.devices("cpu:9")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("b200:8", "none of v4, v5e, .*, cpu, as in v5e:2x4"),
+        ("v5e:8", "name a slice by its shape, such as v5e:2x4"),
+        ("v4:2x4", "name a slice by its shape, such as v4:2x2x2"),
+        ("v4:0x2x2", "name a slice by its shape"),
+        ("v5e", "name a slice by its shape"),
+        ("h200", "name a number of devices, such as h200:8"),
+        ("h200:+8", "name a number of devices"),
+        ("cpu:2x4", "name a number of devices, such as cpu:8"),
+        ("h100:12", "GPUs fill hosts of 8; try h100:16"),
+    ],
+)
+def test_what_no_target_is_called(name, message):
+    with pytest.raises(ValueError, match=message):
+        targets.parse(name)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("v5e:2x4", "plan-tpu"), ("h200:8", "plan-gpu")])
+def test_a_missing_compiler_says_what_to_install(name, extra, monkeypatch):
+    monkeypatch.setattr(targets.importlib.util, "find_spec", lambda module: None)
+    with pytest.raises(targets.MissingCompiler, match=rf'pip install "exoring\[{extra}\]"'):
+        targets.devices(name)
+
+
+def test_the_environment_is_left_alone():
+    before = dict(os.environ)
+    if not targets.installed("tpu"):
+        pytest.skip("needs plan-tpu")
+    targets.devices("v5e:2x4")
+    assert dict(os.environ) == before
+
+
+def test_options_are_for_gpus_alone():
+    assert targets.compiler_options("tpu") == targets.compiler_options("cpu") == {}
+    assert targets.compiler_options("gpu") == targets.compiler_options("cuda") != {}
