@@ -7,7 +7,8 @@ from scripts.command import run
 
 BENCHMARKS = {
     "exorl": "relabelling, reading and packing episodes, environments: speeds, ratios",
-    "ring": "dense, blockwise and ring attention: time, GFLOP/s, ratios",
+    "overlap": "whether a ring's messages hide behind its products, on TPUs and GPUs not here",
+    "ring": "exact attention against its peers: time, memory, segments, decoding",
 }
 
 
@@ -17,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.bench",
         description=f"benchmarks:\n{listing}",
-        epilog="example: python -m scripts.bench ring --lengths 2048 8192",
+        epilog="example: python -m scripts.bench ring --tables device memory",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=BENCHMARKS, help="which benchmark")
