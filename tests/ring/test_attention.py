@@ -166,13 +166,19 @@ def test_lse_and_its_gradient(implementation, oracle):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "causal"), [("dense", True), ("blockwise", False), ("ring", True)]
+    ("implementation", "options"),
+    [
+        ("dense", {}),
+        ("blockwise", {"causal": False}),
+        ("ring", {}),
+        ("ring", {"segments": packed(40, 1)[0], "scale": 0.3}),
+        ("ring", {"order": shuffled(40), "causal": False}),
+    ],
 )
-def test_value_is_bitwise_the_same_under_differentiation(implementation, causal):
+def test_value_is_bitwise_the_same_under_differentiation(implementation, options):
     q, k, v, dout = draw(5, 2, 40, 40, 2, 1, 8)
-    options = {
+    options = options | {
         "implementation": implementation,
-        "causal": causal,
         "mesh": ring.make_mesh(ring=2),
         "block_size": 8,
     }

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import ring
 from ring.blocks import block_pairs, split_tokens
-from ring.blockwise import Keys
+from ring.blockwise import Keys, _scores
 from ring.ring import rotate
 from ring.tokens import Tokens
 
@@ -104,6 +104,31 @@ def hops(size, block_size=8, length=64, **options):
 )
 def test_keys_travel_no_further_than_segments_reach(segments, expected):
     assert hops(8, segments=segments.astype(np.int32)) == expected
+
+
+@pytest.mark.parametrize("segments", [None, np.arange(64) // 20])
+def test_the_pairs_computed_are_those_of_work(segments):
+    """Counted as they are computed, on all devices of a ring with a zigzag layout."""
+    mesh, made = ring.make_mesh(ring=4), []
+    q, k, v = operands(mesh, batch=1, length=64, heads=1)
+    permutation = ring.layout.zigzag(64, 4)
+    options = {"order": permutation}
+    if segments is not None:
+        options["segments"] = segments[permutation]
+
+    def counted(*arguments):
+        jax.debug.callback(lambda: made.append(1))
+        return _scores(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring.blockwise, "_scores", counted)
+        attend = functools.partial(
+            ring.attention, implementation="ring", mesh=mesh, block_size=4, **options
+        )
+        jax.block_until_ready(jax.jit(attend)(q, k, v))
+        jax.effects_barrier()
+    work = ring.layout.work(**options, ring_size=4, block_size=4)
+    assert len(made) == work.visited.sum() < work.pairs
 
 
 def test_without_segments_keys_go_all_the_way():
