@@ -53,7 +53,7 @@ def test_every_call_takes_its_turns():
 @pytest.mark.parametrize(
     "options",
     [
-        ("ring", "--tokens", "512", "--block-size", "32", "--repeats", "1"),
+        ("ring", "--tokens", "512", "--block-sizes", "32", "--repeats", "1"),
         ("exorl", "--states", "20", "--episodes", "2", "--repeats", "1"),
     ],
 )
