@@ -5,8 +5,8 @@ reported. GFLOP/s count causal attention half and recomputation in the backward 
 times the forward pass); `share` is of the rate of a float32 matrix product, measured beside. `cpu`
 is the time of all cores together: where it is near cores × ms, nothing waits. Devices of the ring
 are simulated on a CPU. The peers: `jax.nn.dot_product_attention`, PyTorch's if it is installed, and
-ringattention 0.1.2 with each chunk size, if `--peers` holds it (`make bench` puts it there). Rows of
-ours have their block size beside them; `× best` is against the fastest of them in float32.
+ringattention 0.1.2 with each chunk size, if `--peers` holds it (`make bench` puts it there). Rows
+of ours have their block size beside them; `× best` is against the fastest of them in float32.
 """
 
 import argparse
