@@ -76,6 +76,11 @@ class Dataset:
         """Where the zip is published, or lies on a mirror with the same layout."""
         return f"{base.rstrip('/')}/{self.domain}/{self.algorithm}.zip"
 
+    @property
+    def folder(self) -> Path:
+        """Where its episodes are unpacked, if nothing else is said; the zip is kept beside it."""
+        return home() / "datasets" / self.domain / self.algorithm
+
 
 DATASETS: dict[tuple[str, str], Dataset] = {
     (domain, algorithm): Dataset(domain, algorithm, *_KNOWN.get((domain, algorithm), (None, None)))
@@ -127,10 +132,10 @@ class Mix:
             TaskError: There is no such domain.
         """
         episodes = self.episodes(domain)
-        folder = home() / "datasets" / domain
         there: dict[str, Path] = {}
         for algorithm in self.algorithms:
-            for source in (folder / algorithm, folder / f"{algorithm}.zip"):
+            folder = dataset(domain, algorithm).folder
+            for source in (folder, folder.with_name(f"{algorithm}.zip")):
                 if source.exists() and len(find(source)) >= episodes:
                     there.setdefault(algorithm, source)
         missing = [algorithm for algorithm in self.algorithms if algorithm not in there]
@@ -141,8 +146,9 @@ class Mix:
                 for algorithm in missing
             )
             raise FileNotFoundError(
-                f"{folder}: {len(missing)} of the {len(self.algorithms)} datasets of {self.name} "
-                f"are missing or have fewer than {episodes:,} episodes; fetch them by{commands}"
+                f"{dataset(domain, missing[0]).folder.parent}: {len(missing)} of the "
+                f"{len(self.algorithms)} datasets of {self.name} are missing "
+                f"or have fewer than {episodes:,} episodes; fetch them by{commands}"
             )
         return there
 

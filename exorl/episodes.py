@@ -59,9 +59,7 @@ class Episode:
 
     observation: np.ndarray  # [T+1, O] float32
     action: np.ndarray  # [T+1, A] float32 in [-1, 1], row 0 zeros
-    reward: (
-        np.ndarray
-    )  # [T+1, 1] float32, of the task collected for, row 0 zero; the maze: [T+1, 4]
+    reward: np.ndarray  # [T+1, 1 or 4] float32, recorded (see REWARD_WIDTHS), row 0 zero
     discount: np.ndarray  # [T+1, 1] float32
     physics: np.ndarray  # [T+1, P] float64, simulator states
 

@@ -178,7 +178,7 @@ def _build(
         index = {
             "schema": SCHEMA,
             "domain": task.domain,
-            "fingerprint": _digest(task.domain, *(entry["digest"] for entry in listed)),
+            "fingerprint": digest(task.domain, *(entry["digest"] for entry in listed)),
             "versions": {
                 name: importlib.metadata.version(name) for name in ("numpy", "dm-control", "mujoco")
             },
@@ -324,7 +324,7 @@ def _decode(batch: Sequence[EpisodeFile], task: Task) -> list[_Rows | EpisodeErr
             decoded.append(error)
         else:
             fields = {name: np.ascontiguousarray(getattr(episode, name)) for name in FIELDS}
-            decoded.append(_Rows(fields, _digest(*fields.values())))
+            decoded.append(_Rows(fields, digest(*fields.values())))
     return decoded
 
 
@@ -350,11 +350,12 @@ def _decode_ahead(
         pool.shutdown(cancel_futures=True)
 
 
-def _digest(*parts: str | np.ndarray) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def digest(*parts: str | np.ndarray) -> str:
+    """What identifies texts and contiguous arrays: an episode by its fields, in their order."""
+    content = hashlib.blake2b(digest_size=16)
     for part in parts:
-        digest.update(part.encode() if isinstance(part, str) else part.data)
-    return digest.hexdigest()
+        content.update(part.encode() if isinstance(part, str) else part.data)
+    return content.hexdigest()
 
 
 def _same(out: Path, index: dict[str, Any]) -> bool:

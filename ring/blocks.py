@@ -18,10 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ring.layout import blocks_in
+from ring.layout import LAST, blocks_in
 from ring.tokens import PADDING, Tokens
-
-LAST = jnp.iinfo(jnp.int32).max
 
 
 class Cut(NamedTuple):

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from ring.tokens import PADDING
 
-LAST = np.iinfo(np.int32).max
+LAST = np.iinfo(np.int32).max  # where no token is, in place of its order or segment
 
 
 def contiguous(length: int, ring_size: int) -> np.ndarray:

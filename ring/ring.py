@@ -17,7 +17,6 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from ring.blocks import (
-    LAST,
     join_queries,
     plan,
     segment_range,
@@ -26,7 +25,7 @@ from ring.blocks import (
     split_tokens,
 )
 from ring.blockwise import Keys, Softmax, attend, attend_backward, empty_softmax, finish, rows
-from ring.layout import blocks_in
+from ring.layout import LAST, blocks_in
 from ring.mesh import vary_alike
 from ring.tokens import PerToken, Tokens, check_operands, resolve, resolve_scale
 
@@ -134,7 +133,8 @@ def hops_needed(ring: Ring, query: Tokens, key: Tokens) -> Array:
     devices.
     """
     own = jnp.where(key.order < 0, LAST, key.order).min(-1), *segment_range(key)
-    earliest, first, last = (lax.all_gather(x, ring.axis) for x in own)  # [R, B or 1] each
+    shards = lax.all_gather(jnp.stack(jnp.broadcast_arrays(*own)), ring.axis)  # [R, 3, B or 1]
+    earliest, first, last = shards.swapaxes(0, 1)
     q_first, q_last = segment_range(query)
     seen = (earliest <= query.order.max(-1)) & (q_first <= last) & (first <= q_last)
     distance = (lax.axis_index(ring.axis) - jnp.arange(ring.size)) % ring.size

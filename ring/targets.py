@@ -50,8 +50,8 @@ _TPUS = {
     "v5p": _Tpu(3, int(95.73 * GIB), {}),
     "v6e": _Tpu(2, int(31.24 * GIB), {}),
 }
-# As in OpenXLA, xla/backends/gpu/target_config/specs, but for the H200's memory, which is what CUDA
-# shows. JAX takes three quarters of it unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+# As in OpenXLA, xla/backends/gpu/target_config/specs, the H200's memory rounded down. JAX takes
+# three quarters of it unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
 _A100 = _Gpu("NVIDIA A100-SXM4-40GB", 8, 108, 64, 167936, 41943040, 1.41, 1555 * 10**9, 42331013120)
 _H100 = _Gpu(
     "NVIDIA H100 80GB HBM3", 9, 132, 128, 233472, 52428800, 1.98, 3352 * 10**9, 84942979072

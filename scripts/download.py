@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tyro
 
-from exorl import datasets, home
+from exorl import datasets
 from exorl.download import download
 from exorl.http import Patience
 from scripts import command
@@ -48,7 +48,7 @@ class Download:
 def main(args: Download) -> None:
     """Download, and say where the episodes are."""
     dataset = datasets.dataset(args.domain, args.algo)
-    folder = args.out or home() / "datasets" / args.domain / args.algo
+    folder = args.out or dataset.folder
     if args.dry_run:
         for line in _plan(dataset, folder, args):
             print(line)

@@ -1,6 +1,5 @@
 """Every episode is read once; what must be recomputed can be limited to a sample."""
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from exorl.episodes import FIELDS, Episode, EpisodeError
+from exorl.store import digest
 from exorl.tasks import Task, domain_tasks
 from exorl.verify.recomputed import OneStep, Rewards, check_observations
 from exorl.verify.report import Collector, Findings, Report
@@ -104,16 +104,13 @@ def _check_rows(member: Member, episode: Episode, findings: Findings) -> None:
 def _check_content(
     member: Member, episode: Episode, seen: dict[str, str], findings: Findings
 ) -> None:
-    """Compares digests, computed as stores do, with the recorded one and those seen before."""
-    content = hashlib.blake2b(digest_size=16)
-    for name in FIELDS:
-        content.update(getattr(episode, name).tobytes())
-    digest = content.hexdigest()
+    """Compares digests with the recorded one and those seen before."""
+    found = digest(*(np.ascontiguousarray(getattr(episode, name)) for name in FIELDS))
     if member.digest is not None:
-        findings.count("digests", member.label if digest != member.digest else None)
-    twin = seen.get(digest)
+        findings.count("digests", member.label if found != member.digest else None)
+    twin = seen.get(found)
     findings.count("duplicates", f"{member.label} equals {twin}" if twin else None)
-    seen.setdefault(digest, member.label)
+    seen.setdefault(found, member.label)
 
 
 def _check_numbers(
