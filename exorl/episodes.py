@@ -17,21 +17,18 @@ import math
 import os
 import re
 import struct
-import threading
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from exorl.tasks import Task
 
 _NAME = re.compile(r"(?:episode|\d{8}T\d{6})_(?P<index>\d+)_(?P<length>\d+)\.npz")
-
-
-# An open zip counts its readers without a lock of its own.
-_ZIP_LOCK = threading.Lock()
 
 # More than any field of a real episode.
 _MAX_RESERVED = 1 << 24
@@ -80,10 +77,31 @@ REWARD_WIDTHS = (1, 4)
 
 
 @dataclass(frozen=True)
+class Zipped:
+    """A member of a zip. Every reading opens the zip anew, so any number of threads may read."""
+
+    archive: Path
+    info: zipfile.ZipInfo
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.info.filename.rpartition("/")[2]
+
+    def read_bytes(self) -> bytes:
+        """Its content, inflated and checked against its checksum."""
+        with open(self.archive, "rb") as file:
+            return _inflate(file, self.info)
+
+    def __str__(self) -> str:
+        return f"{self.archive}/{self.info.filename}"
+
+
+@dataclass(frozen=True)
 class EpisodeFile:
     """An episode on disk, as its name describes it."""
 
-    path: Path | zipfile.Path
+    path: Path | Zipped
     index: int
     length: int  # T, steps
 
@@ -98,29 +116,31 @@ def find(source: str | Path) -> list[EpisodeFile]:
     Raises:
         EpisodeError: There is no such source, or an npz file in it is named otherwise.
     """
-    folder = _opened(Path(source))
-    if (folder / "buffer").is_dir():
-        folder = folder / "buffer"
-    paths = [path for path in folder.iterdir() if _is_npz(path.name)]
+    source = Path(source)
+    paths = [path for path in _listed(source) if _is_npz(path.name)]
     return sorted((describe(path) for path in paths), key=lambda file: (file.index, str(file.path)))
 
 
-def _opened(source: Path) -> Path | zipfile.Path:
+def _listed(source: Path) -> Iterable[Path | Zipped]:
     if source.is_dir():
-        return source
+        return (source / "buffer" if (source / "buffer").is_dir() else source).iterdir()
     if not source.exists():
         raise EpisodeError(f"{source}: no such folder or zip")
     try:
-        return zipfile.Path(source)
+        with zipfile.ZipFile(source) as archive:
+            members = archive.infolist()
     except zipfile.BadZipFile as error:
         raise EpisodeError(f"{source}: neither a folder nor a whole zip ({error})") from error
+    folders = {info.filename.rpartition("/")[0] for info in members}
+    folder = "buffer" if "buffer" in folders else ""
+    return [Zipped(source, info) for info in members if info.filename.rpartition("/")[0] == folder]
 
 
 def _is_npz(name: str) -> bool:
     return name.endswith(".npz") and not name.startswith(".")
 
 
-def describe(path: str | Path | zipfile.Path) -> EpisodeFile:
+def describe(path: str | Path | Zipped) -> EpisodeFile:
     """What the name of an episode file says; `EpisodeError` if it is named otherwise."""
     path = Path(path) if isinstance(path, str) else path
     match = _NAME.fullmatch(path.name)
@@ -129,7 +149,7 @@ def describe(path: str | Path | zipfile.Path) -> EpisodeFile:
     return EpisodeFile(path, int(match["index"]), int(match["length"]))
 
 
-def read(path: str | Path | zipfile.Path, task: Task | None = None) -> Episode:
+def read(path: str | Path | Zipped, task: Task | None = None) -> Episode:
     """The episode in a file, checked against its own name and, if given, a task's sizes.
 
     Keys beyond ExoRL's five are ignored (some collectors store their skill). Threads may read
@@ -141,13 +161,13 @@ def read(path: str | Path | zipfile.Path, task: Task | None = None) -> Episode:
     """
     file = describe(path)
     try:
-        content = _content(file.path)
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        content = io.BytesIO(file.path.read_bytes())
+        with zipfile.ZipFile(content) as archive:
             there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            missing = [name for name in FIELDS if name not in there]
-            if missing:
-                raise EpisodeError(f"{path}: no {missing[0]!r} in it, only {sorted(there)}")
-            members = {name: _inflate(archive, content, there[name]) for name in FIELDS}
+        missing = [name for name in FIELDS if name not in there]
+        if missing:
+            raise EpisodeError(f"{path}: no {missing[0]!r} in it, only {sorted(there)}")
+        members = {name: _inflate(content, there[name]) for name in FIELDS}
         episode = Episode(**{name: _array(member) for name, member in members.items()})
     except EpisodeError:
         raise
@@ -159,30 +179,26 @@ def read(path: str | Path | zipfile.Path, task: Task | None = None) -> Episode:
     return episode
 
 
-def _content(path: Path | zipfile.Path) -> bytes:
-    if isinstance(path, Path):
-        return path.read_bytes()
-    with _ZIP_LOCK:
-        return path.read_bytes()
+def _inflate(file: BinaryIO, info: zipfile.ZipInfo) -> bytes:
+    """A member of a zip in one piece.
 
-
-def _inflate(archive: zipfile.ZipFile, content: bytes, info: zipfile.ZipInfo) -> bytes:
-    """A member of an archive in memory, in one piece.
-
-    `archive.read` inflates into many small pieces and joins them, which takes a quarter as long
-    again and keeps other threads waiting.
+    `zipfile` inflates into many small pieces and joins them, which takes a quarter as long again
+    and keeps other threads waiting.
     """
-    if info.compress_type != zipfile.ZIP_DEFLATED:
-        return archive.read(info)
+    if info.compress_type not in (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED):
+        with zipfile.ZipFile(file) as archive:
+            return archive.read(info)
     # A member begins with 30 bytes, the last four of them the lengths of two fields that follow.
-    lengths = struct.unpack_from("<2H", content, info.header_offset + 26)
-    start = info.header_offset + 30 + sum(lengths)
-    compressed = memoryview(content)[start : start + info.compress_size]
-    # The length may be damaged itself, so it must not reserve any amount of memory.
-    inflated = zlib.decompress(compressed, -zlib.MAX_WBITS, min(info.file_size, _MAX_RESERVED))
-    if zlib.crc32(inflated) != info.CRC:
+    file.seek(info.header_offset)
+    name, extra = struct.unpack_from("<2H", file.read(30), 26)
+    file.seek(name + extra, io.SEEK_CUR)
+    content = file.read(info.compress_size)
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        # The length may be damaged itself, so it must not reserve any amount of memory.
+        content = zlib.decompress(content, -zlib.MAX_WBITS, min(info.file_size, _MAX_RESERVED))
+    if zlib.crc32(content) != info.CRC:
         raise zipfile.BadZipFile(f"wrong checksum of {info.filename}")
-    return inflated
+    return content
 
 
 def _array(member: bytes) -> np.ndarray:
@@ -225,7 +241,7 @@ def write(folder: str | Path, index: int, episode: Episode) -> Path:
 
 
 def check(
-    episode: Episode, path: str | Path | zipfile.Path, length: int, task: Task | None = None
+    episode: Episode, path: str | Path | Zipped, length: int, task: Task | None = None
 ) -> None:
     """Refuses an episode that does not have `length` steps of finite numbers, by `EpisodeError`.
 

@@ -76,6 +76,20 @@ def test_unpacked_archives_keep_their_episodes_in_buffer(tmp_path):
     assert [file.path for file in episodes.find(tmp_path / "rnd")] == [path]
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_episodes_in_a_zip_are_read_and_leave_no_file_open(tmp_path, method):
+    path = episodes.write(tmp_path, 3, make_episode())
+    archive = tmp_path / "rnd.zip"
+    with zipfile.ZipFile(archive, "w", method) as zipped:
+        zipped.write(path, f"buffer/{path.name}")
+        zipped.writestr("eval/notes.txt", "not an episode")
+    [file] = episodes.find(archive)
+    assert (str(file.path), file.index) == (f"{archive}/buffer/{path.name}", 3)
+    np.testing.assert_array_equal(episodes.read(file.path).action, make_episode().action)
+    opened = {os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")}
+    assert str(archive) not in opened
+
+
 @pytest.mark.parametrize("name", ["episode_1.npz", "episode_a_10.npz", "walker.npz"])
 def test_other_names_are_refused(tmp_path, name):
     (tmp_path / name).touch()
