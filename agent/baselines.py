@@ -14,7 +14,8 @@ from data.batches import Batch
 class BehaviourCloning(nnx.Module):
     """A ReLU network from the observation of a step to its actions."""
 
-    def __init__(self, config: ModelConfig, dims: Dimensions, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, dims: Dimensions, *, key: jax.Array) -> None:
+        rngs = nnx.Rngs(params=key)
         sizes = [dims.observation] + [config.width] * config.layers
         self.hidden = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in pairwise(sizes)])
         self.head = nnx.Linear(sizes[-1], dims.action, rngs=rngs)

@@ -25,15 +25,17 @@ class Cache(NamedTuple):
         key: ``[L, B, C, H, D]``, keys already rotated; C sharded over the ring.
         value: ``[L, B, C, H, D]``.
         order: ``[C]`` or ``[B, C]`` int32 token order.
+        segments: like ``order``, the trajectories, where they do not see each other; or None.
     """
 
     key: jax.Array
     value: jax.Array
     order: jax.Array
+    segments: jax.Array | None
 
     def layer(self, index: jax.Array) -> ring.KV:
         """One layer's part."""
-        return ring.KV(self.key[index], self.value[index], self.order, None)
+        return ring.KV(self.key[index], self.value[index], self.order, self.segments)
 
 
 def row_order(steps: int, tokens_per_step: int, ring_size: int, first_step: int) -> np.ndarray:
@@ -57,17 +59,24 @@ def empty(
     tokens_per_step: int,
     heads: int,
     head_dim: int,
+    dtype: str,
     first_step: int = 0,
+    episode: int | None = None,
 ) -> Cache:
-    """A cache with room for ``steps`` steps after ``first_step`` steps kept elsewhere."""
+    """A cache with room for ``steps`` steps after ``first_step`` steps kept elsewhere.
+
+    With ``episode``, the steps of one, those of different episodes do not see each other.
+    """
     order = row_order(steps, tokens_per_step, mesh.shape["ring"], first_step)
-    rows = NamedSharding(mesh, _ROWS)
+    rows, whole = NamedSharding(mesh, _ROWS), NamedSharding(mesh, PartitionSpec("ring"))
     zeros = jax.jit(
-        lambda: jnp.zeros((layers, batch, len(order), heads, head_dim)), out_shardings=rows
+        lambda: jnp.zeros((layers, batch, len(order), heads, head_dim), jnp.dtype(dtype)),
+        out_shardings=rows,
     )
-    return Cache(
-        zeros(), zeros(), jax.device_put(order, NamedSharding(mesh, PartitionSpec("ring")))
-    )
+    segments = None
+    if episode is not None:
+        segments = jax.device_put(order // (episode * tokens_per_step), whole)
+    return Cache(zeros(), zeros(), jax.device_put(order, whole), segments)
 
 
 def write(

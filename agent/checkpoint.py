@@ -1,9 +1,16 @@
 """Whole checkpoints by Orbax: parameters, optimizer, step, config, normaliser, scales, versions.
 
 There is no random-number or iterator state to save: batches and keys are functions of
-(seed, step).
+(seed, step), and neither knows the mesh. So a run goes on bitwise as if it had never stopped, and
+up to rounding on any other mesh or number of processes.
+
+What a run begins with, the first of these that there is:
+    1. its own newest complete checkpoint,
+    2. the parameters of the run named by ``start_from``, at step 0,
+    3. fresh parameters from its seed.
 """
 
+import dataclasses
 import importlib.metadata
 import json
 import logging
@@ -16,18 +23,24 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from agent import networks, optimizer
 from agent.config import TrainConfig
-from agent.sharding import state_sharding
+from agent.sharding import named_leaves, with_shardings
 from data.normalize import Normalizer
+from exorl import task
 
 CONFIG = "config.json"
-SCHEMA = 1
+SCHEMA = 2
 """Raised whenever older checkpoints can no longer be read."""
 
 _PACKAGES = ("exoring", "jax", "flax", "optax", "orbax-checkpoint", "dm-control", "mujoco", "numpy")
+
+_MAY_CHANGE = ("run", "mesh", "data.store", "data.multiple", "model.memory", "model.block_size")
+_MAY_CHANGE += ("log_every", "checkpoint_every", "evaluate_every", "evaluate_rollouts")
+_MAY_CHANGE += ("require", "profile", "start_from")
+"""Settings and groups of them that a resumed run need not repeat: they leave the result alone."""
 
 
 class TrainState(NamedTuple):
@@ -70,18 +83,43 @@ class Agent:
 def initial_state(config: TrainConfig, mesh: Mesh) -> TrainState:
     """Fresh parameters from the seed, created where they belong."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(config, mesh))
-    make = jax.jit(lambda key: _state(config, key), out_shardings=shardings)
+    make = jax.jit(
+        lambda key: _state(config, key),
+        out_shardings=shardings,
+        # It runs once: optimising it would take longer.
+        compiler_options={"xla_backend_optimization_level": 0},
+    )
     return make(jax.random.key(config.seed))
+
+
+def fresh_state(config: TrainConfig, mesh: Mesh) -> TrainState:
+    """The state of step 0: fresh parameters, or those of the run in ``start_from``.
+
+    Raises:
+        ValueError: that run's network has other parameters.
+    """
+    state = initial_state(config, mesh)
+    if config.start_from is None:
+        return state
+    trees = [
+        networks.abstract_parameters(each, mesh)[1]
+        for each in (read_config(config.start_from), config)
+    ]
+    theirs, ours = ({n: leaf.shape for n, leaf in named_leaves(tree)} for tree in trees)
+    differing = [n for n in {**theirs, **ours} if theirs.get(n) != ours.get(n)]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"start_from={config.start_from} has other parameters: {name} is "
+            f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here; "
+            f"repeat its model.* settings and data.trajectories"
+        )
+    return state._replace(parameters=load(config.start_from, config, mesh).parameters)
 
 
 def abstract_state(config: TrainConfig, mesh: Mesh) -> TrainState:
     """The state as shapes with shardings, for initialisation and restoring."""
-    shapes = jax.eval_shape(lambda: _state(config, jax.random.key(0)))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        state_sharding(shapes, mesh),
-    )
+    return with_shardings(jax.eval_shape(lambda: _state(config, jax.random.key(0))), mesh)
 
 
 def _state(config: TrainConfig, key: jax.Array) -> TrainState:
@@ -91,27 +129,39 @@ def _state(config: TrainConfig, key: jax.Array) -> TrainState:
 
 
 class Checkpoints:
-    """The checkpoints of a run, newest two kept; saving is asynchronous and atomic."""
+    """The checkpoints of a run, the newest two and the best; saving is asynchronous and atomic."""
 
     def __init__(self, run: Path) -> None:
         logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax logs every file it touches
         self._run = run
+        keep = ocp.checkpoint_managers
+        best = keep.BestN(
+            n=1,
+            get_metric_fn=lambda metrics: metrics["score"],
+            keep_checkpoints_without_metrics=False,
+        )
+        policy = keep.AnyPreservationPolicy([keep.LatestN(2), best])
         self._manager = ocp.CheckpointManager(
-            folder(run),
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=ocp.checkpoint_managers.LatestN(2)
-            ),
+            folder(run), options=ocp.CheckpointManagerOptions(preservation_policy=policy)
         )
 
-    def save(self, state: TrainState, config: TrainConfig, extra: dict[str, Any]) -> None:
-        """Save at the state's step, unless that is already saved."""
-        step = int(state.step)
+    def save(
+        self,
+        state: TrainState,
+        step: int,
+        config: TrainConfig,
+        extra: dict[str, Any],
+        score: float | None = None,
+    ) -> None:
+        """Save at a step, unless that is already saved; the highest score is kept longest."""
         if step in self._manager.all_steps():
             return
         meta = {"schema": SCHEMA, "step": step, "config": config.to_json(), **extra}
+        meta["observation"] = observation_layout(config)
         meta["versions"] = {name: importlib.metadata.version(name) for name in _PACKAGES}
         self._manager.save(
             step,
+            metrics=None if score is None else {"score": score},
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(state.parameters),
                 optimizer=ocp.args.StandardSave(state.optimizer),
@@ -119,26 +169,45 @@ class Checkpoints:
             ),
         )
 
-    def restore(self, config: TrainConfig, mesh: Mesh) -> TrainState | None:
-        """The newest state on this mesh, or None when nothing was saved yet.
+    def resumed(self, config: TrainConfig, fingerprint: str) -> TrainConfig:
+        """The config to go on with, or `config` as it is when nothing was saved yet.
 
         Raises:
-            ValueError: the checkpoint is of another schema or config.
+            ValueError: the checkpoint is of another schema, config, observation or data.
         """
         step = latest(self._run)
         if step is None:
-            return None
+            return config.resolved()
         meta = _meta(self._manager, step, self._run)
         saved, asked = _flat(meta["config"]), _flat(config.to_json())
-        differing = [name for name in asked if asked[name] != saved.get(name)]
-        # The mesh may change between runs: the same state goes on elsewhere.
-        differing = [name for name in differing if not name.startswith("mesh.") and name != "run"]
+        differing = [
+            name
+            for name in asked
+            if asked[name] != saved.get(name)
+            and not any(name == may or name.startswith(f"{may}.") for may in _MAY_CHANGE)
+        ]
         if differing:
             changes = ", ".join(f"{name} {saved.get(name)} → {asked[name]}" for name in differing)
             raise ValueError(
                 f"{self._run} holds a run with other settings ({changes}); "
                 f"repeat its settings to resume it, or choose another --run"
             )
+        if meta["store_fingerprint"] != fingerprint:
+            raise ValueError(
+                f"{self._run} was trained on other episodes than those in {config.data.store}; "
+                f"give its store ({saved['data.store']}), or choose another --run"
+            )
+        multiple = meta["config"]["data"]["multiple"]
+        data = dataclasses.replace(config.data, multiple=multiple)
+        going_on = dataclasses.replace(config, data=data)
+        going_on.check()
+        return going_on
+
+    def restore(self, config: TrainConfig, mesh: Mesh) -> TrainState | None:
+        """The newest state on this mesh, or None when nothing was saved yet."""
+        step = latest(self._run)
+        if step is None:
+            return None
         target = abstract_state(config, mesh)
         items = self._manager.restore(
             step,
@@ -147,8 +216,7 @@ class Checkpoints:
                 optimizer=ocp.args.StandardRestore(target.optimizer),
             ),
         )
-        replicated = NamedSharding(mesh, PartitionSpec())
-        count = jax.device_put(jnp.int32(step), replicated)
+        count = jax.jit(lambda: jnp.int32(step), out_shardings=target.step.sharding)()
         return TrainState(items["parameters"], items["optimizer"], count)
 
     def close(self) -> None:
@@ -162,14 +230,27 @@ def folder(run: Path) -> Path:
     return (run / "checkpoints").resolve()
 
 
-def latest(run: Path) -> int | None:
-    """The newest step whose checkpoint was written completely."""
-    steps = [
+def steps(run: Path) -> list[int]:
+    """The steps whose checkpoints were written completely, ascending."""
+    return sorted(
         int(path.name)
         for path in folder(run).glob("*")
         if path.name.isdigit() and (path / "_CHECKPOINT_METADATA").exists()
-    ]
-    return max(steps, default=None)
+    )
+
+
+def latest(run: Path) -> int | None:
+    """The newest step whose checkpoint was written completely."""
+    return max(steps(run), default=None)
+
+
+def best(run: Path) -> int | None:
+    """The step with the highest score, None if no evaluation was saved."""
+    files = {step: folder(run) / str(step) / "metrics" / "metrics" for step in steps(run)}
+    scores = {
+        step: json.loads(file.read_text())["score"] for step, file in files.items() if file.exists()
+    }
+    return max(scores, key=lambda step: scores[step], default=None)
 
 
 def read_config(run: Path) -> TrainConfig:
@@ -190,19 +271,22 @@ def write_config(config: TrainConfig) -> None:
     os.replace(unfinished, config.run / CONFIG)
 
 
-def load(run: Path, config: TrainConfig, mesh: Mesh) -> Agent:
-    """A run's newest network on a mesh.
+def load(run: Path, config: TrainConfig, mesh: Mesh, step: int | None = None) -> Agent:
+    """A run's network on a mesh.
 
     Args:
         run: folder of the run.
         config: `read_config(run)`, perhaps with another memory mode: parameters are the same.
         mesh: where the network is to act.
+        step: of the checkpoint, by default the newest.
 
     Raises:
-        FileNotFoundError: the run has no checkpoint.
-        ValueError: the checkpoint is of another schema.
+        FileNotFoundError: the run has no such checkpoint.
+        ValueError: the checkpoint is of another schema or observation.
     """
-    step = _newest(run)
+    step = _newest(run) if step is None else step
+    if step not in steps(run):
+        raise FileNotFoundError(f"{run} has no checkpoint of step {step}, only of {steps(run)}")
     structure, target = networks.abstract_parameters(config, mesh)
     with ocp.CheckpointManager(folder(run)) as manager:
         meta = _meta(manager, step, run)
@@ -217,6 +301,15 @@ def load(run: Path, config: TrainConfig, mesh: Mesh) -> Agent:
         best_returns=meta["best_returns"],
         mesh=mesh,
         step=step,
+    )
+
+
+def observation_layout(config: TrainConfig) -> str:
+    """What a network of this config reads and does, in words that are compared."""
+    info = task(config.data.tasks[0])
+    return (
+        f"{info.domain}: {info.observation_dim} observations in dm_control's order, "
+        f"{info.action_dim} actions"
     )
 
 
@@ -235,6 +328,12 @@ def _meta(manager: ocp.CheckpointManager, step: int, run: Path) -> dict[str, Any
         raise ValueError(
             f"checkpoint {step} in {run} has schema {meta.get('schema')}, this version of exoring "
             f"reads schema {SCHEMA}; retrain it, or use the exoring that wrote it"
+        )
+    here = observation_layout(TrainConfig.from_json(meta["config"]))
+    if meta["observation"] != here:
+        raise ValueError(
+            f"checkpoint {step} in {run} is of {meta['observation']}; this version of exoring has "
+            f"{here}; retrain it, or use the exoring that wrote it"
         )
     return meta
 

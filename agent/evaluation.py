@@ -16,7 +16,7 @@ import numpy as np
 
 from agent import policy as policies
 from agent.checkpoint import Agent
-from agent.rollout import Start, rollout
+from agent.rollout import rollout
 from data.batches import Batch, stack
 from data.hindsight import chain
 from data.packing import pack, steps_in
@@ -119,6 +119,8 @@ def draw_context(
 ) -> Batch:
     """Held-out episodes as chains that precede each rollout, relabelled for the ``shown`` task.
 
+    Sorted, relabelled and packed as the agent's training chains were.
+
     Returns:
         A batch ``[rollouts, S, …]`` of chains of ``count`` episodes drawn without replacement.
     """
@@ -128,8 +130,16 @@ def draw_context(
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(row,)))
         episodes = rng.choice(pool.held_out, count, replace=False)
         drawn = [pool.trajectory(episode, shown) for episode in episodes]
-        sorted_chain = chain(drawn, target=target * scale, scale=scale)
-        rows.append(pack(sorted_chain, chunk=agent.config.model.chunk))
+        model, data = agent.config.model, agent.config.data
+        preceding = chain(
+            drawn,
+            target=target * scale if data.relabel == "best" else None,
+            scale=scale,
+            relabel=data.relabel,
+            context=data.context,
+            rng=rng,
+        )
+        rows.append(pack(preceding, chunk=model.chunk, cross_episode=model.cross_episode))
     batch = stack(rows)
     return batch._replace(observation=agent.normalizer(batch.observation))
 
@@ -157,7 +167,8 @@ def _returns(
     target: float,
 ) -> np.ndarray:
     info, chunk = task_of(name), agent.config.model.chunk
-    steps = steps_in(info.episode_length, chunk) * episodes
+    remembered = episodes if agent.config.method == "at" else 1
+    steps = steps_in(info.episode_length, chunk) * remembered
     policy = policies.make(agent, batch=rollouts, steps=steps, context=context)
     return rollout(
         policy,
@@ -167,7 +178,8 @@ def _returns(
         chunk=chunk,
         scale=agent.best_returns[name],
         target=target,
-        start=Start.after(context, rollouts, chunk * info.action_dim),
+        context=context,
+        cross_episode=agent.config.model.cross_episode,
     )
 
 

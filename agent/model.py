@@ -4,8 +4,13 @@ A pre-norm GPT over the tokens of `data.packing`. Positions have two levels: a l
 of the timestep within the trajectory, added to every token of a step, and the trajectory's index
 in the chain, by which queries and keys are rotated (or which is embedded likewise). Decision
 Transformer (arXiv 2106.01345) is the same network over `rsa` tokens of a single trajectory.
+
+On a mesh activations stay where their step lives. Parameters lie in shards; a layer's are gathered
+when the layer is reached (over ``tensor`` they stay split: heads and hidden units), and again in
+the backward pass (ZeRO, arXiv 1910.02054).
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,12 +21,15 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 import ring
+from agent import sharding
 from agent.config import ModelConfig
 from data.batches import Batch
 from data.packing import ACTING_SLOT, SLOTS
 
-_ROTARY_BASE = 1000.0
-"""The shortest period is 2π trajectories, the longest nears 2π · base as heads widen."""
+_ROTARY_BASES = {"rotary": 1e3, "global": 1e6}
+"""The shortest period is 2π indices, the longest nears 2π · base as heads widen."""
+
+_ACTIVATIONS = PartitionSpec(("data", "fsdp"), "ring")
 
 _IMPLEMENTATION: dict[str, ring.Implementation] = {
     "plain": "dense",
@@ -40,7 +48,7 @@ class Dimensions:
         observation: O.
         action: c·A, all actions of one step.
         timesteps: most steps in a trajectory.
-        trajectories: most trajectories in a chain.
+        trajectories: largest index of a trajectory in a chain, plus one.
     """
 
     observation: int
@@ -54,13 +62,15 @@ class Tokens(NamedTuple):
 
     Attributes:
         values: ``[B, T, E]``.
-        trajectory: ``[B, T]`` int32.
         order: ``[B, T]`` int32, tokens_per_step · step + slot; −1 is padding.
+        trajectory: ``[B, T]`` int32.
+        chain: ``[B, T]`` int32, index of the sequence within the whole batch.
     """
 
     values: jax.Array
-    trajectory: jax.Array
     order: jax.Array
+    trajectory: jax.Array
+    chain: jax.Array
 
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array, Any, jax.Array], tuple[jax.Array, Any, Any]]
@@ -71,53 +81,54 @@ class Block(nnx.Module):
     """One pre-norm transformer block; attention itself is handed in."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
-        width = config.width
-        self.heads = config.heads
-        self.rotary = config.positions == "rotary"
-        self.dropout = config.dropout
-        # Blocking the feed-forward is what distinguishes bpt from memory-efficient attention.
-        self.block_size = config.block_size if config.memory in ("bpt", "ring") else None
-        self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
-        self.query_key_value = nnx.Linear(width, 3 * width, rngs=rngs)
-        self.project = nnx.Linear(width, width, rngs=rngs)
-        self.feedforward_norm = nnx.LayerNorm(width, rngs=rngs)
-        self.expand = nnx.Linear(width, 4 * width, rngs=rngs)
-        self.contract = nnx.Linear(4 * width, width, rngs=rngs)
+        width, heads = config.width, config.heads
+        self.config = config
+        dtype = jnp.dtype(config.dtype)
+        head = (heads, width // heads)
+        self.attention_norm = nnx.LayerNorm(width, dtype=dtype, rngs=rngs)
+        self.query_key_value = nnx.LinearGeneral(width, (3, *head), dtype=dtype, rngs=rngs)
+        self.project = nnx.LinearGeneral(head, width, axis=(-2, -1), dtype=dtype, rngs=rngs)
+        self.feedforward_norm = nnx.LayerNorm(width, dtype=dtype, rngs=rngs)
+        self.expand = nnx.Linear(width, 4 * width, dtype=dtype, rngs=rngs)
+        self.contract = nnx.Linear(4 * width, width, dtype=dtype, rngs=rngs)
 
     def attention_inputs(
-        self, x: jax.Array, trajectory: jax.Array
+        self, x: jax.Array, index: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Query, key and value ``[B, T, H, D]`` of tokens ``[B, T, E]``, rotated."""
-        batch, length, width = x.shape
+        """Query, key and value ``[B, T, H, D]`` of tokens ``[B, T, E]``, rotated by an index."""
         mixed = self.query_key_value(self.attention_norm(x))
-        shape = (batch, length, self.heads, width // self.heads)
-        query, key, value = (part.reshape(shape) for part in jnp.split(mixed, 3, axis=-1))
-        if self.rotary:
-            query, key = rotate(query, trajectory), rotate(key, trajectory)
+        query, key, value = (mixed[:, :, part] for part in range(3))
+        if index is not None:
+            base = _ROTARY_BASES[self.config.positions]
+            query, key = rotate(query, index, base), rotate(key, index, base)
         return query, key, value
 
     def finish(
-        self, x: jax.Array, attended: jax.Array, order: jax.Array, key: jax.Array | None
+        self, x: jax.Array, attended: jax.Array, tokens: Tokens, key: jax.Array | None
     ) -> jax.Array:
         """Residuals and feed-forward after attention; all ``[B, T, E]`` but attended's heads.
 
         A ``key`` drops parts of the branches, as in training.
         """
-        x = x + self._drop(self.project(attended.reshape(x.shape)), order, key, branch=0)
+        x = x + self._drop(self.project(attended), tokens, key, branch=0)
+        # Blocking the feed-forward is what distinguishes bpt from memory-efficient attention.
         # A sequence of one block, as in decoding, has nothing to gain from being cut.
-        if self.block_size is None or x.shape[1] <= self.block_size:
+        block_size = self.config.block_size
+        if self.config.memory not in ("bpt", "ring") or x.shape[1] <= block_size:
             forward = self._feedforward(x)
         else:
-            forward = ring.blockwise_feedforward(self._feedforward, x, block_size=self.block_size)
-        return x + self._drop(forward, order, key, branch=1)
+            forward = ring.blockwise_feedforward(self._feedforward, x, block_size=block_size)
+        return x + self._drop(forward, tokens, key, branch=1)
 
     def _drop(
-        self, x: jax.Array, order: jax.Array, key: jax.Array | None, *, branch: int
+        self, x: jax.Array, tokens: Tokens, key: jax.Array | None, *, branch: int
     ) -> jax.Array:
         if key is None:
             return x
-        keep = keep_mask(jax.random.fold_in(key, branch), order, x.shape[-1], self.dropout)
-        return jnp.where(keep, x / (1 - self.dropout), 0)
+        rate = self.config.dropout
+        own = jax.random.fold_in(key, branch)
+        keep = keep_mask(own, tokens.chain, tokens.order, x.shape[-1], rate)
+        return jnp.where(keep, x / (1 - rate), 0)
 
     def _feedforward(self, x: jax.Array) -> jax.Array:
         return self.contract(nnx.relu(self.expand(self.feedforward_norm(x))))
@@ -126,31 +137,36 @@ class Block(nnx.Module):
 class AgenticTransformer(nnx.Module):
     """Predicts the action of every step of a chain from all that came before it."""
 
-    def __init__(self, config: ModelConfig, dims: Dimensions, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, dims: Dimensions, *, key: jax.Array) -> None:
+        def rngs(name: str) -> nnx.Rngs:
+            # By name, so that a switch leaves the beginning of all other parameters as it is.
+            return nnx.Rngs(params=jax.random.fold_in(key, zlib.crc32(name.encode())))
+
         self.config = config
         width = config.width
-        inputs = {"return_to_go": 1, "observation": dims.observation, "reward": 1}
-        if config.packing != "step" or config.previous_action:
-            inputs["action"] = dims.action
-        if config.packing == "rsa":
-            del inputs["reward"]
+        sizes = {"return_to_go": 1, "observation": dims.observation, "action": dims.action}
+        sizes |= {"reward": 1, "completion": 1}
         self.inputs = nnx.Dict(
-            {name: nnx.Linear(size, width, rngs=rngs) for name, size in inputs.items()}
+            {name: nnx.Linear(sizes[name], width, rngs=rngs(name)) for name in inputs_of(config)}
         )
         small = nnx.initializers.normal(0.02)
         slots = len(SLOTS[config.packing])
         if slots > 1:
             # As large as inputs: layer normalisation would cancel the size of a lone return-to-go.
             large = nnx.initializers.normal(1.0)
-            self.slots = nnx.Embed(slots, width, embedding_init=large, rngs=rngs)
-        self.timesteps = nnx.Embed(dims.timesteps, width, embedding_init=small, rngs=rngs)
+            self.slots = nnx.Embed(slots, width, embedding_init=large, rngs=rngs("slots"))
+        self.timesteps = nnx.Embed(
+            dims.timesteps, width, embedding_init=small, rngs=rngs("timesteps")
+        )
         if config.positions == "learned":
-            self.trajectories = nnx.Embed(dims.trajectories, width, embedding_init=small, rngs=rngs)
+            self.trajectories = nnx.Embed(
+                dims.trajectories, width, embedding_init=small, rngs=rngs("trajectories")
+            )
         # One block whose parameters are stacked over layers: compile time does not grow with depth.
         make = nnx.vmap(lambda keys: Block(config, rngs=keys), in_axes=0, out_axes=0)
-        self.blocks = make(rngs.split(config.layers))
-        self.output_norm = nnx.LayerNorm(width, rngs=rngs)
-        self.head = nnx.Linear(width, dims.action, rngs=rngs)
+        self.blocks = make(rngs("blocks").split(config.layers))
+        self.output_norm = nnx.LayerNorm(width, rngs=rngs("output_norm"))
+        self.head = nnx.Linear(width, dims.action, rngs=rngs("head"))
 
     def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
         """Predicted actions ``[B, S, c·A]`` in (−1, 1); a key drops out, as in training."""
@@ -158,7 +174,7 @@ class AgenticTransformer(nnx.Module):
 
     def forward(
         self, batch: Batch, dropout_key: jax.Array | None = None
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array], jax.Array]:
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array], Tokens]:
         """Actions and the keys and values that later tokens may attend to.
 
         Args:
@@ -167,11 +183,11 @@ class AgenticTransformer(nnx.Module):
 
         Returns:
             Actions ``[B, S, c·A]``; keys and values ``[L, B, T, H, D]`` (computed only if used);
-            token order ``[B, T]``.
+            the tokens.
         """
         slots = len(SLOTS[self.config.packing])
-        on_mesh = PartitionSpec(("data", "fsdp"), "ring")
-        tokens = jax.lax.with_sharding_constraint(self.embed(batch, range(slots)), on_mesh)
+        tokens = self.embed(batch, range(slots))
+        tokens = jax.lax.with_sharding_constraint(tokens, _ACTIVATIONS)
 
         def attend(query, key, value, state, layer):
             out = ring.attention(
@@ -180,6 +196,7 @@ class AgenticTransformer(nnx.Module):
                 value,
                 implementation=_IMPLEMENTATION[self.config.memory],
                 order=tokens.order,
+                segments=None if self.config.cross_episode else tokens.trajectory,
                 block_size=self.config.block_size,
             )
             return out, state, (key, value)
@@ -188,7 +205,7 @@ class AgenticTransformer(nnx.Module):
         policy = jax.checkpoint_policies.save_only_these_names("attention_out", "attention_lse")
         x, _, kept = self.run_blocks(tokens, attend, None, remat=policy, dropout_key=dropout_key)
         acting = x.reshape(x.shape[0], -1, slots, x.shape[-1])[:, :, self.acting_slot]
-        return self.act(acting), kept, tokens.order
+        return self.act(acting), kept, tokens
 
     @property
     def acting_slot(self) -> int:
@@ -218,18 +235,27 @@ class AgenticTransformer(nnx.Module):
             return array.reshape(rows, steps * count, *array.shape[3:])
 
         trajectory = jnp.broadcast_to(batch.trajectory[..., None], order.shape)
-        return Tokens(interleave(values), interleave(trajectory), interleave(order))
+        chain = jnp.broadcast_to(batch.chain[..., None], order.shape)
+        values = values.astype(self.config.dtype)  # only here: returns need all of float32
+        return Tokens(*map(interleave, (values, order, trajectory, chain)))
 
     def _slot(self, slot: int, batch: Batch) -> jax.Array:
         name = SLOTS[self.config.packing][slot]
         if name != "step":
             return self.inputs[name](getattr(batch, name)) + self.slots.embedding[slot]
-        token = self.inputs["return_to_go"](batch.return_to_go)
-        token += self.inputs["observation"](batch.observation)
-        token += self.inputs["reward"](batch.previous_reward)
-        if self.config.previous_action:
-            token += self.inputs["action"](batch.previous_action)
+        seen = {"return_to_go": batch.return_to_go, "observation": batch.observation}
+        token = jnp.zeros((), jnp.float32)
+        for name, embed in self.inputs.items():
+            token += embed(seen[name] if name in seen else getattr(batch, f"previous_{name}"))
         return token
+
+    def _rotation(self, tokens: Tokens) -> jax.Array | None:
+        """The index ``[B, T]`` that queries and keys are rotated by."""
+        if self.config.positions == "rotary":
+            return tokens.trajectory
+        if self.config.positions == "global":
+            return tokens.order // len(SLOTS[self.config.packing])
+        return None
 
     def run_blocks(
         self,
@@ -253,14 +279,15 @@ class AgenticTransformer(nnx.Module):
             Tokens ``[B, T, E]`` after the last block, the state, what ``attend`` kept per layer.
         """
         structure, parameters = nnx.split(self.blocks)
+        index = self._rotation(tokens)
 
         def body(carry, layer):
             x, state = carry
-            block = nnx.merge(structure, layer[0])
-            query, key, value = block.attention_inputs(x, tokens.trajectory)
+            block = nnx.merge(structure, sharding.gathered(layer[0], dtype=self.config.dtype))
+            query, key, value = block.attention_inputs(x, index)
             attended, state, kept = attend(query, key, value, state, layer[1])
             drop = None if dropout_key is None else jax.random.fold_in(dropout_key, layer[1])
-            return (block.finish(x, attended, tokens.order, drop), state), kept
+            return (block.finish(x, attended, tokens, drop), state), kept
 
         if remat is not None:
             body = jax.checkpoint(body, policy=remat)
@@ -269,15 +296,30 @@ class AgenticTransformer(nnx.Module):
         return x, state, kept
 
     def act(self, x: jax.Array) -> jax.Array:
-        """Actions ``[B, S, c·A]`` from the acting tokens' outputs ``[B, S, E]``."""
-        return jnp.tanh(self.head(self.output_norm(x)))
+        """Actions ``[B, S, c·A]`` float32 from the acting tokens' outputs ``[B, S, E]``."""
+        return jnp.tanh(self.head(self.output_norm(x.astype(jnp.float32))))
 
 
-def keep_mask(key: jax.Array, order: jax.Array, width: int, rate: float) -> jax.Array:
+def inputs_of(config: ModelConfig) -> tuple[str, ...]:
+    """What the tokens of a step are made of: names of fields of `data.batches.Batch`."""
+    if config.packing != "step":
+        return SLOTS[config.packing]
+    optional = {
+        "action": config.previous_action,
+        "reward": config.reward_token,
+        "completion": config.completion,
+    }
+    return ("return_to_go", "observation", *(name for name, on in optional.items() if on))
+
+
+def keep_mask(
+    key: jax.Array, chain: jax.Array, order: jax.Array, width: int, rate: float
+) -> jax.Array:
     """What dropout keeps: a function of key, chain and token order, so the same on every mesh.
 
     Args:
         key: of one residual branch of one layer in one training step.
+        chain: ``[B, T]`` int32, index of the sequence within the whole batch.
         order: ``[B, T]`` int32 token order.
         width: E.
         rate: fraction that is dropped.
@@ -290,22 +332,22 @@ def keep_mask(key: jax.Array, order: jax.Array, width: int, rate: float) -> jax.
         own = jax.random.fold_in(jax.random.fold_in(key, chain), order)
         return jax.random.bernoulli(own, 1 - rate, (width,))
 
-    chains = jnp.arange(order.shape[0])
-    return jax.vmap(jax.vmap(token, in_axes=(None, 0)))(chains, order)
+    return jax.vmap(jax.vmap(token))(chain, order)
 
 
-def rotate(x: jax.Array, trajectory: jax.Array) -> jax.Array:
-    """Rotary embedding of the trajectory index (RoPE, arXiv 2104.09864) on half the channels.
+def rotate(x: jax.Array, index: jax.Array, base: float) -> jax.Array:
+    """Rotary embedding of an index (RoPE, arXiv 2104.09864) on half the channels.
 
     The other half stays as it is, so that a head can also attend regardless of the index.
 
     Args:
         x: ``[B, T, H, D]``, D a multiple of 4.
-        trajectory: ``[B, T]`` int32, 0…N−1.
+        index: ``[B, T]`` int32, from 0.
+        base: the larger, the slower the slowest pair of channels turns.
     """
     pairs = x.shape[-1] // 4
-    frequency = _ROTARY_BASE ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
-    angle = trajectory[..., None, None].astype(jnp.float32) * frequency
+    frequency = base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
+    angle = index[..., None, None].astype(jnp.float32) * frequency
     cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
     first, second, rest = jnp.split(x, [pairs, 2 * pairs], axis=-1)
     return jnp.concatenate([first * cos - second * sin, first * sin + second * cos, rest], axis=-1)

@@ -4,14 +4,14 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+from agent import sharding
 from agent.baselines import BehaviourCloning
 from agent.config import TrainConfig
 from agent.model import AgenticTransformer, Dimensions
-from agent.sharding import state_sharding
 from data.normalize import Normalizer
 from data.packing import steps_in
 from data.pool import Pool
-from data.sampling import ChainSampler, WindowSampler
+from data.sampling import ChainSampler, Sampler, WindowSampler
 from exorl import task
 
 Network = AgenticTransformer | BehaviourCloning
@@ -34,52 +34,78 @@ def dimensions(config: TrainConfig) -> Dimensions:
         observation=tasks[0].observation_dim,
         action=chunk * tasks[0].action_dim,
         timesteps=steps_in(tasks[0].episode_length, chunk),
-        trajectories=config.data.trajectories,
+        trajectories=config.data.index_range or config.data.trajectories,
     )
 
 
 def network(config: TrainConfig, key: jax.Array) -> Network:
     """A network with fresh parameters."""
     kind = BehaviourCloning if config.method in CLONED_FRACTION else AgenticTransformer
-    return kind(config.model, dimensions(config), rngs=nnx.Rngs(params=key))
+    return kind(config.model, dimensions(config), key=key)
+
+
+def assemble(structure: nnx.GraphDef, parameters: nnx.State) -> Network:
+    """The network of stored parameters, those beside the stacked blocks whole on every device.
+
+    The blocks' are gathered layer by layer, see `agent.sharding.gathered`.
+    """
+    return nnx.merge(structure, sharding.gathered(parameters, but=sharding.STACKED))
 
 
 def abstract_parameters(config: TrainConfig, mesh: Mesh) -> tuple[nnx.GraphDef, nnx.State]:
     """The network's structure, and its parameters as shapes with shardings."""
     structure, shapes = nnx.split(nnx.eval_shape(lambda: network(config, jax.random.key(0))))
-    place = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        state_sharding(shapes, mesh),
-    )
-    return structure, place
+    return structure, sharding.with_shardings(shapes, mesh)
 
 
 def sampler(
-    config: TrainConfig, pool: Pool, normalizer: Normalizer
-) -> ChainSampler | WindowSampler:
-    """What a training step's batch is drawn by."""
-    shards = config.mesh.data * config.mesh.fsdp
+    config: TrainConfig, pool: Pool, normalizer: Normalizer, *, held_out: bool = False
+) -> Sampler:
+    """What a training step's batch is drawn by.
+
+    Held-out batches, never trained on, have as many trajectories a chain as there are episodes
+    for, at most N, so that all are of one shape.
+    """
+    data, model, multiple = config.data, config.model, config.resolved().data.multiple or 1
+    most = min(data.trajectories, len(pool.held_out)) if held_out else data.trajectories
     if config.method == "at":
         return ChainSampler(
             pool=pool,
             normalizer=normalizer,
-            packing=config.model.packing,
-            chunk=config.model.chunk,
-            trajectories=config.data.trajectories,
-            fixed=config.data.fixed,
-            top=config.data.top,
-            batch_tokens=config.data.batch_tokens,
-            shards=shards,
+            packing=model.packing,
+            chunk=model.chunk,
+            trajectories=most,
+            batch_tokens=data.batch_tokens,
+            fixed=data.fixed or held_out,
+            top=data.top,
+            relabel=data.relabel,
+            context=data.context,
+            loss_on=data.loss_on,
+            cross_episode=model.cross_episode,
+            index_range=data.index_range,
+            multiple=multiple,
+            held_out=held_out,
+        )
+    if config.method == "dt_long":
+        return ChainSampler(
+            pool=pool,
+            normalizer=normalizer,
+            packing=model.packing,
+            chunk=model.chunk,
+            trajectories=1,
+            batch_tokens=data.batch_tokens,
+            multiple=multiple,
+            held_out=held_out,
         )
     cloning = config.method in CLONED_FRACTION
-    window = 1 if cloning else config.data.window
+    window = 1 if cloning else data.window
     tokens = 1 if cloning else window * config.tokens_per_step
     return WindowSampler(
         pool=pool,
         normalizer=normalizer,
-        chunk=config.model.chunk,
+        chunk=model.chunk,
         window=window,
         top=CLONED_FRACTION.get(config.method, 1.0),
-        windows=shards * max(1, config.data.batch_tokens // (tokens * shards)),
+        windows=multiple * max(1, data.batch_tokens // (tokens * multiple)),
+        held_out=held_out,
     )

@@ -11,9 +11,10 @@ from flax import nnx
 
 import ring
 from agent import cache as caches
+from agent import networks
 from agent.cache import Cache
 from agent.checkpoint import Agent
-from data.batches import Batch, pad_steps, place
+from data.batches import Batch, place, take
 from data.packing import SLOTS
 
 
@@ -30,13 +31,15 @@ class Policy(Protocol):
 
 
 class ChainPolicy:
-    """The Agentic Transformer with one cache across all episodes of its context.
+    """A transformer with one cache: across all episodes of a chain, or of the current one only.
 
     Args:
         agent: a trained Agentic Transformer.
         batch: B, environments in lock step.
         steps: the most steps that will be appended.
         context: packed chains ``[B, S, …]`` that precede the agent's own episodes (None: none).
+
+    Decision Transformer on whole episodes (dt_long) forgets everything between them.
     """
 
     def __init__(self, agent: Agent, *, batch: int, steps: int, context: Batch | None) -> None:
@@ -49,6 +52,8 @@ class ChainPolicy:
             )
         self._agent = agent
         self._slots = len(SLOTS[config.packing])
+        self._forgets = agent.config.method == "dt_long"
+        episode = None if config.cross_episode else networks.dimensions(agent.config).timesteps
         # `step` tokens carry the reward of the step before: nothing is left to record.
         self._acting = 1 if config.packing == "step" else 2
         self._first = 0 if context is None else context.order.shape[1]
@@ -64,7 +69,9 @@ class ChainPolicy:
                 tokens_per_step=self._slots,
                 heads=config.heads,
                 head_dim=config.width // config.heads,
+                dtype=config.dtype,
                 first_step=self._first,
+                episode=episode,
             )
 
     def act(self, step: Batch) -> np.ndarray:
@@ -73,6 +80,8 @@ class ChainPolicy:
         Raises:
             ValueError: more steps than the cache has room for.
         """
+        if self._forgets and step.timestep[0, 0] == 0:
+            self._written = 0  # rows of later orders are not seen, and written again in time
         if self._written >= self._capacity:
             raise ValueError(f"the cache has room for {self._capacity} steps, and all are taken")
         return np.asarray(self._append(step, tuple(range(self._acting))))
@@ -84,7 +93,9 @@ class ChainPolicy:
         self._written += 1
 
     def _append(self, step: Batch, slots: tuple[int, ...]) -> jax.Array:
-        order = np.full_like(step.order, self._first + self._written)
+        step = step._replace(order=np.full_like(step.order, self._first + self._written))
+        if self._forgets:
+            step = step._replace(trajectory=np.zeros_like(step.trajectory))
         with jax.set_mesh(self._agent.mesh):
             self._cache, action = _decode(
                 self._agent.structure,
@@ -92,7 +103,7 @@ class ChainPolicy:
                 self._agent.parameters,
                 self._cache,
                 self._prefix,
-                step._replace(order=order),
+                step,
                 np.int32(self._written),
             )
         return action
@@ -109,7 +120,7 @@ def _decode(
     written: jax.Array,
 ) -> tuple[Cache, jax.Array]:
     """Append some slots of one step to the cache; actions ``[B, c·A]`` if they include acting."""
-    model: Any = nnx.merge(structure, parameters)
+    model: Any = networks.assemble(structure, parameters)
     tokens = model.embed(step, slots)
     put = partial(
         caches.write,
@@ -119,11 +130,12 @@ def _decode(
     )
 
     def attend(query, key, value, cache, layer):
-        cache = Cache(
-            put(cache.key, key, layer=layer), put(cache.value, value, layer=layer), cache.order
+        cache = cache._replace(
+            key=put(cache.key, key, layer=layer), value=put(cache.value, value, layer=layer)
         )
         parts = [each.layer(layer) for each in (*prefix, cache)]
-        return ring.decode_attention(query, tokens.order, parts), cache, None
+        segments = None if model.config.cross_episode else tokens.trajectory
+        return ring.decode_attention(query, tokens.order, parts, q_segments=segments), cache, None
 
     x, cache, _ = model.run_blocks(tokens, attend, cache)
     acting = model.acting_slot if model.acting_slot in slots else slots[-1]
@@ -132,16 +144,17 @@ def _decode(
 
 def _prefill(agent: Agent, context: Batch) -> Cache:
     """Keys and values of a context, left on the mesh where the training path computes them."""
-    (key, value), order = _forward_kept(
-        agent.structure, agent.parameters, place(context, agent.mesh)
-    )
-    return Cache(key, value, order)
+    apart = not agent.config.model.cross_episode
+    laid_out = place(context, agent.mesh, "contiguous" if apart else "zigzag")
+    (key, value), tokens = _forward_kept(agent.structure, agent.parameters, laid_out)
+    return Cache(key, value, tokens.order, tokens.trajectory if apart else None)
 
 
 @partial(jax.jit, static_argnums=0)
 def _forward_kept(structure: nnx.GraphDef, parameters: nnx.State, context: Batch) -> Any:
-    _, kept, order = nnx.merge(structure, parameters).forward(context)
-    return kept, order
+    model: Any = networks.assemble(structure, parameters)
+    _, kept, tokens = model.forward(context)
+    return kept, tokens._replace(values=None)
 
 
 class WindowPolicy:
@@ -164,7 +177,9 @@ class WindowPolicy:
         window = [*self._steps, step][-self._size :]
         joined = Batch(*(np.concatenate(arrays, axis=1) for arrays in zip(*window, strict=True)))
         order = np.broadcast_to(np.arange(len(window), dtype=np.int32), joined.order.shape)
-        padded = pad_steps(joined._replace(order=order), self._size)
+        rows = np.arange(len(order))
+        alone = joined._replace(order=order, trajectory=np.zeros_like(joined.trajectory))
+        padded = take(alone, rows, np.arange(self._size))
         with jax.set_mesh(self._agent.mesh):
             actions = _predict(self._agent.structure, self._agent.parameters, padded)
         return np.asarray(actions)[:, len(window) - 1]
@@ -176,11 +191,11 @@ class WindowPolicy:
 
 @partial(jax.jit, static_argnums=0)
 def _predict(structure: nnx.GraphDef, parameters: nnx.State, batch: Batch) -> jax.Array:
-    return nnx.merge(structure, parameters)(jax.tree.map(jnp.asarray, batch))
+    return networks.assemble(structure, parameters)(jax.tree.map(jnp.asarray, batch))
 
 
 def make(agent: Agent, *, batch: int, steps: int, context: Batch | None = None) -> Policy:
     """The policy that fits an agent's method; only the Agentic Transformer takes a context."""
-    if agent.config.method == "at":
+    if agent.config.method in ("at", "dt_long"):
         return ChainPolicy(agent, batch=batch, steps=steps, context=context)
     return WindowPolicy(agent)

@@ -1,38 +1,44 @@
 """The training loop: derived quantities first, then one sharded step after another."""
 
+import contextlib
 import logging
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-import ring
-from agent import checkpoint, networks, objective, optimizer
+from agent import checkpoint, networks, objective, optimizer, processes, sharding, throughput
 from agent.checkpoint import TrainState
 from agent.config import TrainConfig
-from agent.metrics import MetricsWriter
-from agent.sharding import make_mesh
-from data.batches import Batch, place
+from agent.describe import describe
+from agent.metrics import Interval, MetricsWriter
+from agent.validation import Validation
+from data.batches import Batch
 from data.pool import Pool
-from data.sampling import ChainSampler
+from data.sampling import Sampler, placed
 from exorl import EpisodeStore
 
 log = logging.getLogger(__name__)
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
+_PROFILED_STEPS = range(10, 15)
+"""Counted from the first of this start: compilation is over by then."""
+
 
 def train(config: TrainConfig) -> Path:
     """Train to the last step, resuming from the run's newest checkpoint if there is one.
+
+    Stopped by SIGTERM or SIGINT, it saves and returns as if it were done.
 
     Returns:
         The run's folder.
@@ -40,25 +46,33 @@ def train(config: TrainConfig) -> Path:
     Raises:
         ValueError: settings that cannot work, or that differ from the run being resumed.
         FloatingPointError: the loss is no longer finite.
+        LostProcess: another process of the run has ended.
     """
     config.check()
-    mesh = make_mesh(config.mesh)
+    processes.join()
+    if jax.process_count() > 1 and config.evaluate_rollouts:
+        raise ValueError(
+            f"evaluate_rollouts={config.evaluate_rollouts} needs a run of one process, this has "
+            f"{jax.process_count()}; use 0 (the held-out error is still measured) and roll the "
+            f"checkpoints out with scripts.evaluate"
+        )
+    mesh = sharding.make_mesh(config.mesh, config.require)
     pool = Pool.load(EpisodeStore(config.data.store), config.data.tasks, config.data.holdout)
-    normalizer = pool.normalizer()
-    sampler = networks.sampler(config, pool, normalizer)
-    extra = {
-        "normalizer": normalizer.to_json(),
-        "best_returns": {task: pool.best_return(task) for task in pool.tasks},
-        "store_fingerprint": pool.store.fingerprint,
-    }
     checkpoints = checkpoint.Checkpoints(config.run)
     try:
+        config = checkpoints.resumed(config, pool.store.fingerprint)
         with jax.set_mesh(mesh), MetricsWriter(config.run) as metrics:
-            state = checkpoints.restore(config, mesh) or checkpoint.initial_state(config, mesh)
-            checkpoint.write_config(config)
-            for line in describe(config, state, pool, sampler, mesh):
-                log.info(line)
-            _loop(config, state, sampler, mesh, metrics, checkpoints, extra)
+            state = checkpoints.restore(config, mesh) or checkpoint.fresh_state(config, mesh)
+            run = Run(config, mesh, pool, checkpoints, metrics)
+            if processes.is_first():
+                checkpoint.write_config(config)
+            for line in describe(config, state, pool, run.sampler, mesh, run.peak):
+                run.say(line)
+            run.loop(state)
+    except Exception as error:
+        if lost := processes.lost(error):
+            raise lost from error
+        raise
     finally:
         checkpoints.close()
     return config.run
@@ -67,124 +81,232 @@ def train(config: TrainConfig) -> Path:
 def make_step(config: TrainConfig, mesh: Mesh) -> TrainStep:
     """One update as a jitted function that donates the state; its batch lies on the mesh."""
     structure, _ = networks.abstract_parameters(config, mesh)
-    update = optimizer.make(config.optimizer)
+    update, learning_rate = optimizer.make(config.optimizer), optimizer.schedule(config.optimizer)
+    stored = jax.tree.map(lambda leaf: leaf.sharding, checkpoint.abstract_state(config, mesh))
+    edges = objective.edges(networks.dimensions(config).timesteps, config.model.chunk)
 
-    def loss(parameters: nnx.State, batch: Batch, key: jax.Array) -> jax.Array:
-        network = nnx.merge(structure, parameters)
+    def errors(parameters: nnx.State, batch: Batch, key: jax.Array) -> objective.Errors:
+        network: Any = networks.assemble(structure, parameters)
         predicted = network(batch, key) if config.model.dropout else network(batch)
-        return objective.action_error(predicted, batch)
+        return objective.action_errors(predicted, batch, edges)
+
+    def gradient_of(
+        parameters: nnx.State, batch: Batch, key: jax.Array
+    ) -> tuple[objective.Errors, nnx.State]:
+        """Errors, and the gradient of their sum."""
+
+        def total(parameters: nnx.State) -> tuple[jax.Array, objective.Errors]:
+            found = errors(parameters, batch, key)
+            return found.total.sum(), found
+
+        gradient, found = jax.grad(total, has_aux=True)(parameters)
+        return found, jax.lax.with_sharding_constraint(gradient, stored.parameters)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        value, gradient = jax.value_and_grad(loss)(state.parameters, batch, key)
+        found, gradient = _accumulate(
+            lambda part: gradient_of(state.parameters, part, key),
+            batch,
+            config.optimizer.accumulation,
+            mesh,
+        )
+        gradient = jax.tree.map(lambda leaf: leaf / found.count.sum(), gradient)
         change, moments = update.update(gradient, state.optimizer, state.parameters)
         parameters: Any = optax.apply_updates(state.parameters, change)
-        norms = {"loss": value, "gradient_norm": optax.tree.norm(gradient)}
-        return TrainState(parameters, moments, state.step + 1), norms
+        values = {
+            "loss": found.mean,
+            "error_total": found.total,
+            "error_count": found.count,
+            "gradient_norm": optax.tree.norm(gradient),
+            "update_norm": optax.tree.norm(change),
+            "parameter_norm": optax.tree.norm(parameters),
+            "learning_rate": learning_rate(state.step),
+        }
+        return TrainState(parameters, moments, state.step + 1), values
 
-    # Wide vectors double XLA:CPU's exp throughput; other backends do not know the option.
-    cpu = mesh.devices.flat[0].platform == "cpu"
-    options = {"xla_cpu_prefer_vector_width": 512} if cpu else None
-    return jax.jit(step, donate_argnums=0, compiler_options=options)
-
-
-def describe(
-    config: TrainConfig,
-    state: TrainState,
-    pool: Pool,
-    sampler: Any,
-    mesh: Mesh,
-) -> Iterator[str]:
-    """Everything that follows from the settings, a line each, before the first step."""
-    device = mesh.devices.flat[0]
-    axes = " × ".join(f"{name} {size}" for name, size in mesh.shape.items())
-    yield f"devices     {mesh.devices.size} × {device.device_kind} ({device.platform}): {axes}"
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.parameters))
-    yield f"network     {config.method}, {parameters:,} parameters, float32"
-    best = ", ".join(f"{task} {pool.best_return(task):.1f}" for task in pool.tasks)
-    yield (
-        f"data        {pool.store.path}: {len(pool.training)} training and "
-        f"{len(pool.held_out)} held-out episodes; 99 % quantile of returns: {best}"
+    whole = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        out_shardings=(stored, whole),
+        compiler_options=sharding.compiler_options(mesh),
     )
-    if isinstance(sampler, ChainSampler):
-        steps = networks.dimensions(config).timesteps
-        longest = config.data.trajectories * steps * config.tokens_per_step
-        yield (
-            f"sequence    {config.model.packing} packing, {config.model.chunk} environment steps a "
-            f"step; {config.data.trajectories} trajectories × {steps} steps × "
-            f"{config.tokens_per_step} tokens = {longest:,} tokens a chain, "
-            f"{-(-longest // config.mesh.ring):,} a device"
-        )
-        chains = sampler.chains(config.data.trajectories)
-        shape = config.model
-        flops = chains * ring.cost.training_flops(shape.layers, shape.width, longest)
-        yield (
-            f"memory      {shape.memory}; {chains} chains of that length a batch, "
-            f"{flops / 1e9:.2f} GFLOP a step "
-            f"(causal attention counted half, recomputation not counted)"
-        )
-    else:
-        yield f"batch       {sampler.windows} windows of {sampler.window} steps"
-    first = int(state.step)
-    yield f"run         {config.run}, seed {config.seed}, steps {first} to {config.optimizer.steps}"
 
 
-def _loop(
-    config: TrainConfig,
-    state: TrainState,
-    sampler: Any,
-    mesh: Mesh,
-    metrics: MetricsWriter,
-    checkpoints: checkpoint.Checkpoints,
-    extra: dict[str, Any],
-) -> None:
-    step_function, learning_rate = make_step(config, mesh), optimizer.schedule(config.optimizer)
-    first, last = int(state.step), config.optimizer.steps
-    pending: list[dict[str, jax.Array]] = []
-    since, tokens = time.perf_counter(), 0
-    steps = tqdm(range(first, last), initial=first, total=last, disable=None, desc=config.method)
-    for step, batch in zip(steps, batches(sampler, config.seed, first, last), strict=True):
-        tokens += batch.order.size * config.tokens_per_step
-        state, values = step_function(state, place(batch, mesh))
-        pending.append(values)
-        done = step + 1
-        if done % config.log_every == 0 or done == last:
-            record = _averages(pending, done, config)
-            elapsed = time.perf_counter() - since
-            record["tokens_per_second"] = tokens / elapsed
-            record["learning_rate"] = float(np.asarray(learning_rate(step)))
-            metrics.write(done, record)
-            log.info(_line(done, last, record))
-            pending, since, tokens = [], time.perf_counter(), 0
-        if done % config.checkpoint_every == 0 or done == last:
-            checkpoints.save(state, config, extra)
+def _accumulate(of: Callable[[Batch], Any], batch: Batch, parts: int, mesh: Mesh) -> Any:
+    """The sum of a function over equal parts of a batch, one after the other.
+
+    Every device's own rows are split, so none of them moves.
+    """
+    if parts == 1:
+        return of(batch)
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+
+    def split(array: jax.Array) -> jax.Array:
+        rows = array.shape[0] // (shards * parts)
+        apart = array.reshape(shards, parts, rows, *array.shape[1:]).swapaxes(0, 1)
+        apart = apart.reshape(parts, shards * rows, *array.shape[1:])
+        where = PartitionSpec(None, ("data", "fsdp"), "ring")
+        return jax.lax.with_sharding_constraint(apart, NamedSharding(mesh, where))
+
+    apart = jax.tree.map(split, batch)
+    first = of(jax.tree.map(lambda array: array[0], apart))
+    rest = jax.tree.map(lambda array: array[1:], apart)
+    add = lambda total, part: jax.tree.map(jax.numpy.add, total, of(part))  # noqa: E731
+    return jax.lax.scan(lambda total, part: (add(total, part), None), first, rest)[0]
 
 
-def batches(sampler: Any, seed: int, first: int, last: int) -> Iterator[Batch]:
-    """Host batches of steps first…last−1, one drawn ahead in a thread."""
-    with ThreadPoolExecutor(1) as thread:
+class Drawn(NamedTuple):
+    """A training step's batch.
+
+    Attributes:
+        batch: on the mesh.
+        trajectories: n, in each of its sequences.
+        shape: B and S before padding.
+    """
+
+    batch: Batch
+    trajectories: int
+    shape: tuple[int, int]
+
+
+def batches(
+    sampler: Sampler, mesh: Mesh, seed: int, first: int, last: int
+) -> Generator[Drawn, None, None]:
+    """Batches of steps first…last−1, one drawn and placed ahead in a thread."""
+
+    def draw(step: int) -> Drawn:
+        batch = placed(sampler, mesh, seed, step)
+        return Drawn(batch, sampler.trajectories_at(seed, step), sampler.shape(seed, step))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
         ahead = None
         for step in range(first, last):
-            batch = ahead.result() if ahead else sampler.batch(seed, step)
-            ahead = thread.submit(sampler.batch, seed, step + 1) if step + 1 < last else None
+            batch = ahead.result() if ahead else draw(step)
+            ahead = thread.submit(draw, step + 1) if step + 1 < last else None
             yield batch
 
 
-def _averages(pending: list[dict[str, jax.Array]], step: int, config: TrainConfig) -> dict:
-    record = {name: float(np.mean([each[name] for each in pending])) for name in pending[0]}
-    if not math.isfinite(record["loss"]):
-        first = step - len(pending)
-        raise FloatingPointError(
-            f"the loss is {record['loss']} within steps {first} to {step} (seed {config.seed}); "
-            f"last good checkpoint: {checkpoint.latest(config.run)} in {config.run}. "
-            f"Lower optimizer.learning_rate or optimizer.clip"
+@dataclass(frozen=True)
+class Run:
+    """All that the loop needs beside the state."""
+
+    config: TrainConfig
+    mesh: Mesh
+    pool: Pool
+    checkpoints: checkpoint.Checkpoints
+    metrics: MetricsWriter
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """Of training batches."""
+        return networks.sampler(self.config, self.pool, self.normalizer)
+
+    @cached_property
+    def normalizer(self) -> Any:
+        """Of observations."""
+        return self.pool.normalizer()
+
+    @cached_property
+    def peak(self) -> throughput.Peak:
+        """What the devices could do."""
+        return throughput.peak(self.mesh)
+
+    @cached_property
+    def _programs(self) -> dict[tuple[int, ...], Any]:
+        return {}
+
+    @cached_property
+    def _step(self) -> Any:
+        return make_step(self.config, self.mesh)
+
+    def say(self, line: str) -> None:
+        """Log a line, once a run."""
+        if processes.is_first():
+            log.info(line)
+
+    def loop(self, state: TrainState) -> None:
+        """From the state's step to the last one, or to where a signal asks to stop."""
+        config = self.config
+        first, last = int(state.step), config.optimizer.steps
+        validation = Validation(config, self.mesh, self.pool, self.normalizer)
+        interval = Interval(config, self.sampler, self.peak, self.mesh, last)
+        drawn = batches(self.sampler, self.mesh, config.seed, first, last)
+        bar = tqdm(
+            range(first, last),
+            initial=first,
+            total=last,
+            disable=None if processes.is_first() else True,
+            desc=config.method,
         )
-    return record
+        with processes.StopRequest() as stop, contextlib.closing(drawn):
+            for step, batch in zip(bar, drawn, strict=True):
+                state = self._profiled(step - first, state, batch, interval)
+                done = step + 1
+                stopped = stop.at(done) and done < last
+                evaluated = config.evaluate_every and (
+                    done % config.evaluate_every == 0 or done == last
+                )
+                saved = done % config.checkpoint_every == 0 or done == last or stopped
+                if done % config.log_every == 0 or evaluated or saved:
+                    record = interval.close(done)
+                    self.metrics.write(done, record)
+                    self.say(interval.line(done, record))
+                score = None
+                if evaluated:
+                    found = validation(state, done)
+                    self.metrics.write(done, found.values)
+                    self.say(found.line(done, last))
+                    score, saved = found.score, True
+                if saved:
+                    self._save(state, done, score)
+                    interval.restart()
+                if stopped:
+                    self.say(
+                        f"stopped by a signal after step {done} of {last}, which is saved in "
+                        f"{config.run}; the same command goes on from there"
+                    )
+                    return
 
+    def _profiled(
+        self, since: int, state: TrainState, drawn: Drawn, interval: Interval
+    ) -> TrainState:
+        """One step, traced if this is the time for it."""
+        traced = self.config.profile and since in _PROFILED_STEPS
+        if traced and since == _PROFILED_STEPS.start:
+            jax.profiler.start_trace(str(self.config.run))
+        state = self._update(state, drawn, interval)
+        if traced and since == _PROFILED_STEPS[-1]:
+            jax.block_until_ready(state)
+            jax.profiler.stop_trace()
+            self.say(
+                f"profiled {len(_PROFILED_STEPS)} steps: tensorboard --logdir {self.config.run}"
+            )
+        return state
 
-def _line(step: int, last: int, record: dict[str, float]) -> str:
-    return (
-        f"step {step:>{len(str(last))}}/{last}  loss {record['loss']:.4f}  "
-        f"gradient {record['gradient_norm']:.3f}  lr {record['learning_rate']:.2e}  "
-        f"{record['tokens_per_second']:,.0f} tokens/s"
-    )
+    def _update(self, state: TrainState, drawn: Drawn, interval: Interval) -> TrainState:
+        shape = drawn.batch.order.shape
+        if shape not in self._programs:
+            start = time.perf_counter()
+            compiled = self._step.lower(state, drawn.batch).compile()
+            seconds = time.perf_counter() - start
+            self._programs[shape] = compiled
+            needed = compiled.memory_analysis()
+            size = f"; {needed.temp_size_in_bytes / 2**20:,.1f} MiB temporary" if needed else ""
+            self.say(
+                f"compiled    n = {drawn.trajectories}, {shape[0]} × {shape[1]} steps: "
+                f"{seconds:.1f} s{size}"
+            )
+            interval.pause(time.perf_counter() - start)
+        with jax.transfer_guard("disallow"):
+            state, values = self._programs[shape](state, drawn.batch)
+        interval.add(drawn.trajectories, drawn.shape, values)
+        return state
+
+    def _save(self, state: TrainState, step: int, score: float | None) -> None:
+        extra = {
+            "normalizer": self.normalizer.to_json(),
+            "best_returns": {task: self.pool.best_return(task) for task in self.pool.tasks},
+            "store_fingerprint": self.pool.store.fingerprint,
+        }
+        self.checkpoints.save(state, step, self.config, extra, score)

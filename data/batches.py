@@ -1,14 +1,21 @@
-"""The batch: arrays over environment steps, padded and placed on the mesh."""
+"""The batch: arrays over environment steps, laid out and placed on the mesh."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ring import layout
+
 PADDING = -1
 """`order` of a step that attends to nothing and is attended by nothing."""
+
+Layout = Literal["zigzag", "contiguous"]
+
+Part = Callable[[np.ndarray, np.ndarray], "Batch"]
+"""(rows int [B'], steps int [S']) → that part of a batch; steps beyond the end are padding."""
 
 
 class Batch(NamedTuple):
@@ -19,11 +26,14 @@ class Batch(NamedTuple):
         observation: ``[B, S, O]`` float32, standardised, at the start of the step.
         action: ``[B, S, c·A]`` float32, what is predicted.
         reward: ``[B, S, 1]`` float32, summed over the step, scaled by `packing.token_reward`.
+        completion: ``[B, S, 1]`` float32, 1 where a trajectory has reached its target and ends.
         previous_action: ``[B, S, c·A]`` float32, the action of the step before.
         previous_reward: ``[B, S, 1]`` float32, the reward of the step before.
+        previous_completion: ``[B, S, 1]`` float32, the flag of the step before.
         timestep: ``[B, S]`` int32, index of the step within its trajectory.
         trajectory: ``[B, S]`` int32, index of the trajectory within its chain.
         order: ``[B, S]`` int32, index of the step within its chain; −1 is padding.
+        chain: ``[B, S]`` int32, index of the chain within the whole batch.
         loss_mask: ``[B, S]`` float32, 1 where the action enters the loss.
     """
 
@@ -31,11 +41,14 @@ class Batch(NamedTuple):
     observation: Any
     action: Any
     reward: Any
+    completion: Any
     previous_action: Any
     previous_reward: Any
+    previous_completion: Any
     timestep: Any
     trajectory: Any
     order: Any
+    chain: Any
     loss_mask: Any
 
 
@@ -44,17 +57,28 @@ def stack(rows: Sequence[Batch]) -> Batch:
     return Batch(*(np.stack(arrays) for arrays in zip(*rows, strict=True)))
 
 
-def pad_steps(batch: Batch, multiple: int) -> Batch:
-    """Pad S at the end to a multiple, with zeros, `order` −1 and no loss."""
-    missing = -batch.order.shape[1] % multiple
-    if not missing:
-        return batch
+def take(batch: Batch, rows: np.ndarray, steps: np.ndarray) -> Batch:
+    """Part of a host batch; steps beyond its end are padding: zeros, `order` −1 and no loss."""
+    inside = steps < batch.order.shape[1]
 
-    def pad(name: str, array: np.ndarray) -> np.ndarray:
-        widths = [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2)
-        return np.pad(array, widths, constant_values=PADDING if name == "order" else 0)
+    def part(name: str, array: np.ndarray) -> np.ndarray:
+        found = np.asarray(array)[np.ix_(rows, np.where(inside, steps, 0))]
+        found[:, ~inside] = PADDING if name == "order" else 0
+        return found
 
-    return Batch(**{name: pad(name, array) for name, array in batch._asdict().items()})
+    return Batch(**{name: part(name, array) for name, array in batch._asdict().items()})
+
+
+def positions(steps: int, ring_size: int, how: Layout) -> np.ndarray:
+    """Which step lies where along the ring: int ``[S]``, S at least ``steps``, the rest padding.
+
+    Under a causal mask `zigzag` balances the devices' work; where trajectories do not see each
+    other, `contiguous` does (see `ring.layout`).
+    """
+    if ring_size == 1:
+        return np.arange(steps)
+    length = -(-steps // (2 * ring_size)) * 2 * ring_size
+    return getattr(layout, how)(length, ring_size)
 
 
 def sharding(mesh: Mesh) -> NamedSharding:
@@ -62,17 +86,51 @@ def sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "ring"))
 
 
-def place(batch: Batch, mesh: Mesh) -> Batch:
-    """Put a host batch on the mesh, padding S so that it divides evenly over the ring.
+def place(batch: Batch, mesh: Mesh, how: Layout = "zigzag") -> Batch:
+    """Put a host batch on the mesh, laid out along the ring; see `place_parts`."""
+    rows, steps = batch.order.shape
+    return place_parts(lambda rows, steps: take(batch, rows, steps), rows, steps, mesh, how)
+
+
+def place_parts(part: Part, rows: int, steps: int, mesh: Mesh, how: Layout = "zigzag") -> Batch:
+    """Build a batch where it belongs: of ``rows`` chains and ``steps`` steps only what lies here.
+
+    Every process of a run calls this for the whole batch and builds the rows and steps of its own
+    devices.
+
+    Args:
+        part: builds rows × steps of the batch.
+        rows: B.
+        steps: of the longest chain; S is padded so that it divides over the ring.
+        mesh: of all processes.
+        how: the steps' layout along the ring.
 
     Raises:
         ValueError: the number of chains does not divide over the data and fsdp axes.
     """
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    chains = batch.order.shape[0]
-    if chains % shards:
+    if rows % shards:
         raise ValueError(
-            f"{chains} chains do not divide over mesh.data × mesh.fsdp = {shards}; "
-            f"use a multiple, such as {-(-chains // shards) * shards}"
+            f"{rows} chains do not divide over mesh.data × mesh.fsdp = {shards}; "
+            f"use a multiple, such as {-(-rows // shards) * shards}"
         )
-    return jax.device_put(pad_steps(batch, mesh.shape["ring"]), sharding(mesh))
+    order, where = positions(steps, mesh.shape["ring"], how), sharding(mesh)
+    shape = (rows, len(order))
+    here: Any = where.addressable_devices_indices_map(shape).values()
+    mine = [
+        np.unique(np.concatenate([np.arange(size)[index[axis]] for index in here]))
+        for axis, size in enumerate(shape)
+    ]
+    local = part(mine[0], order[mine[1]])
+
+    def on_device(array: np.ndarray) -> jax.Array:
+        def of(index: Any) -> np.ndarray:
+            rows, steps = (
+                slice(*np.searchsorted(mine[axis], index[axis].indices(shape[axis])[:2]))
+                for axis in (0, 1)
+            )
+            return array[rows, steps]
+
+        return jax.make_array_from_callback((*shape, *array.shape[2:]), where, of)
+
+    return Batch(*(on_device(array) for array in local))

@@ -22,7 +22,7 @@ class Pool:
         store: where the episodes lie.
         tasks: names; more than one means the task of a chain is hidden from the agent.
         training: ``[N]`` int64, episodes that chains are drawn from.
-        held_out: ``[M]`` int64, episodes used only as contexts in evaluation.
+        held_out: ``[M]`` int64, episodes never trained on: for evaluation's contexts and errors.
         rewards: by task, ``[rows]`` float32 over all rows of the store.
         returns: by task, ``[N + M]`` float64 over all episodes of the store.
     """
@@ -93,11 +93,16 @@ class Pool:
             for task in self.tasks
         }
 
-    def best(self, task: str, fraction: float) -> np.ndarray:
-        """The best ``fraction`` of the training episodes under a task, at least one."""
-        count = max(1, int(np.ceil(fraction * len(self.training))))
-        order = np.argsort(-self.returns[task][self.training], kind="stable")
-        return self.training[order[:count]]
+    def part(self, held_out: bool) -> np.ndarray:
+        """The held-out episodes, or those for training."""
+        return self.held_out if held_out else self.training
+
+    def best(self, task: str, fraction: float, held_out: bool = False) -> np.ndarray:
+        """The best ``fraction`` of the training (or held-out) episodes by a task, at least one."""
+        episodes = self.part(held_out)
+        count = max(1, int(np.ceil(fraction * len(episodes))))
+        order = np.argsort(-self.returns[task][episodes], kind="stable")
+        return episodes[order[:count]]
 
     def normalizer(self) -> Normalizer:
         """Standardisation fitted on the training episodes."""

@@ -1,21 +1,78 @@
 """Batches as pure functions of (seed, step): nothing to save, nothing to restore."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from jax.sharding import Mesh
 
-from data.batches import Batch, stack
-from data.hindsight import Chain, chain
+from data.batches import PADDING, Batch, Layout, place_parts, stack
+from data.hindsight import Chain, ContextOrder, Relabel, chain
 from data.normalize import Normalizer
-from data.packing import SLOTS, pack, steps_in, token_reward
+from data.packing import SLOTS, LossOn, pack, steps_in, token_reward
 from data.pool import Pool
+
+
+class Sampler(Protocol):
+    """Draws the batch of every training step; any part of it can be built without the rest."""
+
+    @property
+    def layout(self) -> Layout:
+        """How steps lie along the ring."""
+        ...
+
+    def trajectories_at(self, seed: int, step: int) -> int:
+        """n, the trajectories in every sequence of this step's batch."""
+        ...
+
+    def shape(self, seed: int, step: int) -> tuple[int, int]:
+        """B and S of this step's batch."""
+        ...
+
+    def part(self, seed: int, step: int, rows: np.ndarray, steps: np.ndarray) -> Batch:
+        """Rows × steps of the batch; steps beyond S are padding."""
+        ...
+
+    def names(self, seed: int, step: int) -> Iterator[str]:
+        """What each row is made of, for messages."""
+        ...
+
+
+def whole(sampler: Sampler, seed: int, step: int) -> Batch:
+    """The batch of one training step on the host, in the order of its steps."""
+    rows, steps = sampler.shape(seed, step)
+    return sampler.part(seed, step, np.arange(rows), np.arange(steps))
+
+
+def placed(sampler: Sampler, mesh: Mesh, seed: int, step: int) -> Batch:
+    """The batch of one training step on the mesh, each process building its own part."""
+
+    def part(rows: np.ndarray, steps: np.ndarray) -> Batch:
+        return sampler.part(seed, step, rows, steps)
+
+    return place_parts(part, *sampler.shape(seed, step), mesh, sampler.layout)
 
 
 def trajectory_counts(largest: int) -> list[int]:
     """What n is drawn from: 1…N up to eight, then only powers of two (few compiled shapes)."""
     powers = [2**k for k in range(4, 31) if 2**k < largest]
     return sorted({*range(1, min(largest, 8) + 1), *powers, largest})
+
+
+class Draw(NamedTuple):
+    """Which trajectories make a chain.
+
+    Attributes:
+        task: whose rewards count.
+        episodes: int ``[n]``, episodes of the store.
+        indices: int ``[n]``, what the network is told of their place in the chain.
+    """
+
+    task: str
+    episodes: np.ndarray
+    indices: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -34,10 +91,17 @@ class ChainSampler:
         packing: tokens a step, see `data.packing.SLOTS`.
         chunk: environment steps in one step.
         trajectories: N, the most trajectories in a chain.
+        batch_tokens: tokens in a batch, about; the number of chains follows from it and n.
         fixed: always N trajectories, instead of n drawn from `trajectory_counts` for each batch.
         top: fraction of the pool that the last trajectory is drawn from.
-        batch_tokens: tokens in a batch, about; the number of chains follows from it and n.
-        shards: the number of chains is a multiple of it (mesh.data × mesh.fsdp).
+        relabel: target returns, see `data.hindsight.chain`.
+        context: order of the context, see `data.hindsight.chain`.
+        loss_on: whose actions enter the loss.
+        cross_episode: trajectories may know of each other.
+        index_range: trajectory indices are a sorted random subset of 0…index_range−1; None counts
+            them from 0.
+        multiple: the number of chains is a multiple of it (devices, times parts of a batch).
+        held_out: draw from the pool's held-out episodes, instead of those for training.
     """
 
     pool: Pool
@@ -45,55 +109,116 @@ class ChainSampler:
     packing: str
     chunk: int
     trajectories: int
-    fixed: bool
-    top: float
     batch_tokens: int
-    shards: int = 1
+    fixed: bool = False
+    top: float = 1.0
+    relabel: Relabel = "best"
+    context: ContextOrder = "ascending"
+    loss_on: LossOn = "last"
+    cross_episode: bool = True
+    index_range: int | None = None
+    multiple: int = 1
+    held_out: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """See `Sampler.layout`."""
+        return "zigzag" if self.cross_episode else "contiguous"
 
     @cached_property
     def _best(self) -> dict[str, np.ndarray]:
-        return {task: self.pool.best(task, self.top) for task in self.pool.tasks}
+        return {task: self.pool.best(task, self.top, self.held_out) for task in self.pool.tasks}
 
-    def count(self, seed: int, step: int) -> int:
-        """n, the trajectories in every chain of this step's batch."""
+    @cached_property
+    def steps(self) -> int:
+        """Steps of the longest trajectory."""
+        return steps_in(int(np.diff(self.pool.store.offsets).max()) - 1, self.chunk)
+
+    def trajectories_at(self, seed: int, step: int) -> int:
+        """See `Sampler.trajectories_at`."""
         if self.fixed:
             return self.trajectories
         return int(_rng(seed, step).choice(trajectory_counts(self.trajectories)))
 
     def chains(self, count: int) -> int:
         """Chains in a batch whose chains have ``count`` trajectories."""
-        longest = int(np.diff(self.pool.store.offsets).max()) - 1
-        tokens = count * steps_in(longest, self.chunk) * len(SLOTS[self.packing])
-        return self.shards * max(1, self.batch_tokens // (tokens * self.shards))
+        tokens = count * self.steps * len(SLOTS[self.packing])
+        return self.multiple * max(1, self.batch_tokens // (tokens * self.multiple))
 
-    def chain(self, seed: int, step: int, row: int, count: int) -> Chain:
-        """The chain in one row of this step's batch.
+    def shape(self, seed: int, step: int) -> tuple[int, int]:
+        """See `Sampler.shape`."""
+        count = self.trajectories_at(seed, step)
+        return self.chains(count), count * self.steps
+
+    def draw(self, seed: int, step: int, row: int, count: int) -> Draw:
+        """What the chain in one row of this step's batch is made of, in no order yet.
 
         Raises:
             ValueError: more trajectories than there are training episodes.
         """
-        pool = self.pool
-        if count > len(pool.training):
+        pool, episodes = self.pool, self.pool.part(self.held_out)
+        if count > len(episodes):
             raise ValueError(
-                f"a chain of {count} trajectories needs as many training episodes, "
-                f"{pool.store.path} has {len(pool.training)}"
+                f"a chain of {count} trajectories needs as many "
+                f"{'held-out' if self.held_out else 'training'} episodes, "
+                f"{pool.store.path} has {len(episodes)}"
             )
         rng = _rng(seed, step, row)
         task = pool.tasks[rng.integers(len(pool.tasks))]
         last = rng.choice(self._best[task])
-        others = rng.choice(pool.training[pool.training != last], count - 1, replace=False)
-        drawn = [pool.trajectory(episode, task) for episode in (*others, last)]
-        return chain(drawn, scale=pool.best_return(task))
+        others = rng.choice(episodes[episodes != last], count - 1, replace=False)
+        indices = np.arange(count)
+        if self.index_range:
+            gaps = _rng(seed, step, row, _GAPS)
+            indices = np.sort(gaps.choice(self.index_range, count, replace=False))
+        return Draw(task, np.append(others, last), indices)
 
-    def batch(self, seed: int, step: int) -> Batch:
-        """The batch of one training step, on the host, a pure function of (seed, step)."""
-        count = self.count(seed, step)
-        rows = [
-            pack(self.chain(seed, step, row, count), chunk=self.chunk)
-            for row in range(self.chains(count))
-        ]
-        batch = stack(rows)
-        return batch._replace(observation=self.normalizer(batch.observation))
+    def chain(self, seed: int, step: int, row: int, count: int) -> Chain:
+        """The chain in one row of this step's batch; raises what `draw` does."""
+        return self._chain(self.draw(seed, step, row, count), _rng(seed, step, row, _SHUFFLE))
+
+    def _chain(self, draw: Draw, rng: np.random.Generator) -> Chain:
+        return chain(
+            [self.pool.trajectory(episode, draw.task) for episode in draw.episodes],
+            scale=self.pool.best_return(draw.task),
+            relabel=self.relabel,
+            context=self.context,
+            rng=rng,
+        )
+
+    def part(self, seed: int, step: int, rows: np.ndarray, steps: np.ndarray) -> Batch:
+        """See `Sampler.part`."""
+        count = self.trajectories_at(seed, step)
+        packed = []
+        for row in map(int, rows):
+            draw = self.draw(seed, step, row, count)
+            packed.append(
+                pack(
+                    self._chain(draw, _rng(seed, step, row, _SHUFFLE)),
+                    chunk=self.chunk,
+                    loss_on=self.loss_on,
+                    cross_episode=self.cross_episode,
+                    indices=draw.indices,
+                    row=row,
+                    steps=steps,
+                )
+            )
+        batch = stack(packed)
+        observation = self.normalizer(batch.observation)
+        observation[batch.order == PADDING] = 0
+        return batch._replace(observation=observation)
+
+    def names(self, seed: int, step: int) -> Iterator[str]:
+        """See `Sampler.names`."""
+        count = self.trajectories_at(seed, step)
+        for row in range(self.chains(count)):
+            draw = self.draw(seed, step, row, count)
+            episodes = ", ".join(map(str, draw.episodes))
+            yield f"chain {row}: {draw.task}, episodes {episodes}"
+
+
+_GAPS, _SHUFFLE = 1, 2
+"""Streams of their own, so that a switch changes nothing but what it is about."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +235,7 @@ class WindowSampler:
         window: K, steps in a window.
         top: fraction of the pool, best first, that episodes are drawn from.
         windows: windows in a batch.
+        held_out: draw from the pool's held-out episodes, instead of those for training.
     """
 
     pool: Pool
@@ -118,6 +244,7 @@ class WindowSampler:
     window: int
     top: float
     windows: int
+    held_out: bool = False
 
     def __post_init__(self) -> None:
         """Refuse several tasks and episodes shorter than a window.
@@ -141,38 +268,66 @@ class WindowSampler:
 
     @cached_property
     def _episodes(self) -> np.ndarray:
-        return self.pool.best(self.pool.tasks[0], self.top)
+        return self.pool.best(self.pool.tasks[0], self.top, self.held_out)
 
-    def batch(self, seed: int, step: int) -> Batch:
-        """The batch of one training step, on the host, a pure function of (seed, step)."""
-        store, task, rng = self.pool.store, self.pool.tasks[0], _rng(seed, step)
+    @property
+    def layout(self) -> Layout:
+        """See `Sampler.layout`."""
+        return "contiguous"
+
+    def trajectories_at(self, seed: int, step: int) -> int:
+        """See `Sampler.trajectories_at`."""
+        return 1
+
+    def shape(self, seed: int, step: int) -> tuple[int, int]:
+        """See `Sampler.shape`."""
+        return self.windows, self.window
+
+    def _drawn(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Episode and first step ``[B]`` of each window, negative where it begins too early."""
+        rng, offsets = _rng(seed, step), self.pool.store.offsets
         episodes = rng.choice(self._episodes, self.windows)
-        begin = store.offsets[episodes]
-        length = store.offsets[episodes + 1] - begin - 1
+        length = offsets[episodes + 1] - offsets[episodes] - 1
         # Drawn as if windows reached across the beginning, else first steps would be K times rarer
         # than others, and an agent that cannot begin stands still for ever.
-        first = rng.integers(1 - self.window, length // self.chunk - self.window + 1)
-        timestep = np.maximum(first, 0)[:, None] + np.arange(self.window)
-        rows = begin[:, None] + timestep * self.chunk  # the observation before each step, [B, K]
+        return episodes, rng.integers(1 - self.window, length // self.chunk - self.window + 1)
+
+    def part(self, seed: int, step: int, rows: np.ndarray, steps: np.ndarray) -> Batch:
+        """See `Sampler.part`."""
+        store, task = self.pool.store, self.pool.tasks[0]
+        episodes, first = (each[rows] for each in self._drawn(seed, step))
+        begin = store.offsets[episodes]
+        length = store.offsets[episodes + 1] - begin - 1
+        padding = np.broadcast_to(steps >= self.window, (len(rows), len(steps)))
+        timestep = np.maximum(first, 0)[:, None] + np.where(padding, 0, steps)
+        at = begin[:, None] + timestep * self.chunk  # the observation before each step, [B, K]
         earned, scale = self._earned, self.pool.best_return(task)
-        to_go = self.pool.returns[task][episodes, None] - (earned[rows] - earned[begin, None])
-        gained = earned[rows + self.chunk] - earned[rows]
+        to_go = self.pool.returns[task][episodes, None] - (earned[at] - earned[begin, None])
+        gained = earned[at + self.chunk] - earned[at]
         reward = token_reward(gained, steps_in(length, self.chunk)[:, None], scale)
-        shape = (self.windows, self.window)
-        action = store.field("action")[rows[..., None] + 1 + np.arange(self.chunk)]
-        action = action.reshape(*shape, -1)
+        action = store.field("action")[at[..., None] + 1 + np.arange(self.chunk)]
+        action = action.reshape(*padding.shape, -1)
+        nothing = np.zeros((*padding.shape, 1), np.float32)
         return Batch(
             return_to_go=(to_go / scale).astype(np.float32)[..., None],
-            observation=self.normalizer(store.field("observation")[rows]),
+            observation=self.normalizer(store.field("observation")[at]),
             action=action,
             reward=reward.astype(np.float32)[..., None],
+            completion=nothing,
             previous_action=np.zeros_like(action),
-            previous_reward=np.zeros((*shape, 1), np.float32),
+            previous_reward=nothing,
+            previous_completion=nothing,
             timestep=timestep.astype(np.int32),
-            trajectory=np.zeros(shape, np.int32),
-            order=np.tile(np.arange(self.window, dtype=np.int32), (self.windows, 1)),
-            loss_mask=np.ones(shape, np.float32),
+            trajectory=np.zeros(padding.shape, np.int32),
+            order=np.where(padding, PADDING, steps).astype(np.int32),
+            chain=np.where(padding, 0, rows[:, None]).astype(np.int32),
+            loss_mask=(~padding).astype(np.float32),
         )
+
+    def names(self, seed: int, step: int) -> Iterator[str]:
+        """See `Sampler.names`."""
+        for row, (episode, first) in enumerate(zip(*self._drawn(seed, step), strict=True)):
+            yield f"window {row}: episode {episode} from step {max(0, first)}"
 
 
 def _rng(seed: int, *key: int) -> np.random.Generator:

@@ -1,12 +1,21 @@
 """One process tests every mesh: eight simulated CPU devices, no display, no network."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 # Read by JAX and dm_control when they are first imported, so set before anything else here.
 os.environ.setdefault("MUJOCO_GL", "disabled")
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+# One test's programs are compiled once for all tests, worker processes included, and forgotten
+# when they end.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="exoring-compiled-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import numpy as np
 import pytest

@@ -32,7 +32,7 @@ def config(cheetah_store: exorl.EpisodeStore, tmp_path: Path) -> Callable[..., T
             model=model or ModelConfig(chunk=8, layers=2, width=16, heads=2),
             optimizer=OptimizerConfig(steps=steps, learning_rate=1e-2, warmup=2),
             mesh=mesh or MeshConfig(),
-            **{"log_every": 2, "checkpoint_every": 2, **changes},
+            **{"log_every": 2, "checkpoint_every": 1_000, **changes},
         )
 
     return make

@@ -1,5 +1,7 @@
 """Cached rollouts equal the full forward pass at every step, across episodes, shards, prefixes."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from agent.cache import row_order
 from agent.checkpoint import Agent
 from agent.config import MeshConfig, ModelConfig
 from agent.sharding import make_mesh
-from data.batches import Batch, place
+from data.batches import Batch, place, positions
 from data.normalize import Normalizer
+from ring.layout import inverse
 
 SMALL = {"layers": 2, "width": 16, "heads": 2, "block_size": 8}
 
@@ -29,17 +32,21 @@ def random_steps(rows: int, steps: int, length: int, actions: int, seed: int) ->
     normal = lambda n: rng.normal(size=(rows, steps, n)).astype(np.float32)  # noqa: E731
     tile = lambda x: np.tile(np.asarray(x, np.int32), (rows, 1))  # noqa: E731
     action, reward = np.tanh(normal(actions)), normal(1)
+    completion = (rng.random((rows, steps, 1)) < 0.3).astype(np.float32)
     shift = lambda x: np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], axis=1)  # noqa: E731
     return Batch(
         normal(1),
         normal(17),
         action,
         reward,
+        completion,
         shift(action),
         shift(reward),
+        shift(completion),
         tile(np.arange(steps) % length),
         tile(np.arange(steps) // length),
         tile(np.arange(steps)),
+        np.tile(np.arange(rows, dtype=np.int32)[:, None], steps),
         np.zeros((rows, steps), np.float32),
     )
 
@@ -48,23 +55,44 @@ def part(batch: Batch, steps: slice) -> Batch:
     return Batch(*(array[:, steps] for array in batch))
 
 
-@pytest.mark.parametrize("context", [0, 10])
-@pytest.mark.parametrize("mesh", [MeshConfig(), MeshConfig(data=2, ring=4), MeshConfig(ring=8)])
-@pytest.mark.parametrize(("packing", "positions"), [("step", "learned"), ("rsar", "rotary")])
-def test_cached_rollout_equals_the_full_forward(config, packing, positions, mesh, context):
+@pytest.mark.parametrize(
+    ("mesh", "context", "model"),
+    [
+        ({}, 0, {"packing": "step", "positions": "learned"}),
+        ({}, 10, {"packing": "rsar", "positions": "rotary"}),
+        ({"data": 2, "ring": 4}, 10, {"packing": "step", "positions": "learned"}),
+        ({"data": 2, "ring": 4}, 0, {"packing": "rsar", "positions": "rotary"}),
+        ({"ring": 8}, 10, {"packing": "rsar", "positions": "rotary"}),
+        ({"ring": 8}, 0, {"packing": "step", "positions": "global", "completion": True}),
+        ({"ring": 4, "tensor": 2}, 10, {"packing": "rsard", "positions": "global"}),
+        ({"ring": 4}, 10, {"packing": "rsa", "cross_episode": False}),
+        ({}, 10, {"packing": "step", "positions": "timestep", "cross_episode": False}),
+    ],
+)
+def test_cached_rollout_equals_the_full_forward(config, monkeypatch, mesh, context, model):
     """Two episodes of 5 steps, fed one at a time, after a context of none or two others."""
-    model = ModelConfig(packing=packing, positions=positions, chunk=1, **SMALL)
-    made = agent_of(config(model=model, mesh=mesh, data={"trajectories": 4}))
+    mesh, cross_episode = MeshConfig(**mesh), model.get("cross_episode", True)
+    made = config(model=ModelConfig(chunk=1, **SMALL, **model), mesh=mesh, data={"trajectories": 4})
+    dims = dataclasses.replace(networks.dimensions(made), timesteps=5)
+    monkeypatch.setattr(networks, "dimensions", lambda config: dims)
+    made = agent_of(made)
     whole = random_steps(2, context + 10, 5, 6, seed=0)
     with jax.set_mesh(made.mesh):
         network = nnx.merge(made.structure, made.parameters)
-        expected = np.asarray(jax.jit(lambda batch: network(batch))(place(whole, made.mesh)))
+        how = "zigzag" if cross_episode else "contiguous"
+        laid_out = jax.jit(lambda batch: network(batch))(place(whole, made.mesh, how))
+    back = inverse(positions(context + 10, mesh.ring, how))
+    expected = np.asarray(laid_out)[:, back][:, : context + 10]
 
     prefix = part(whole, slice(0, context)) if context else None
     policy = policies.make(made, batch=2, steps=10, context=prefix)
     for step in range(10):
         now = part(whole, slice(context + step, context + step + 1))
-        blind = now._replace(action=np.full_like(now.action, np.nan), reward=now.reward * np.nan)
+        blind = now._replace(
+            action=np.full_like(now.action, np.nan),
+            reward=now.reward * np.nan,
+            completion=now.completion * np.nan,
+        )
         action = policy.act(blind)
         np.testing.assert_allclose(action, expected[:, context + step], atol=2e-6)
         policy.record(now)

@@ -11,8 +11,8 @@ import pytest
 from agent import checkpoint, networks, training
 from agent.config import MeshConfig, ModelConfig, TrainConfig
 from agent.sharding import make_mesh, parameter_spec
-from data.batches import place
 from data.pool import Pool
+from data.sampling import placed
 from exorl import EpisodeStore
 
 BOTH = ("cheetah_run", "cheetah_run_backward")
@@ -27,7 +27,7 @@ def losses(config: TrainConfig, steps: int) -> list[float]:
         state, step = checkpoint.initial_state(config, mesh), training.make_step(config, mesh)
         found = []
         for i in range(steps):
-            state, values = step(state, place(sampler.batch(config.seed, i), mesh))
+            state, values = step(state, placed(sampler, mesh, config.seed, i))
             found.append(float(values["loss"]))
     return found
 
@@ -55,10 +55,12 @@ def test_every_method_learns_and_leaves_a_whole_run(config, method, model, tasks
     lines = [json.loads(line) for line in (made.run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(2, 31, 2))
     assert lines[-1]["loss"] < 0.8 * lines[0]["loss"]
-    assert TrainConfig.from_json(json.loads((made.run / "config.json").read_text())) == made
+    assert TrainConfig.from_json(json.loads((made.run / "config.json").read_text())) == (
+        made.resolved()
+    )
     assert any(path.name.startswith("events.out.tfevents") for path in made.run.iterdir())
     assert checkpoint.latest(made.run) == 30
-    assert checkpoint.read_config(made.run) == made
+    assert checkpoint.read_config(made.run) == made.resolved()
 
 
 def test_resumed_equals_uninterrupted_bitwise(config, tmp_path, monkeypatch):
@@ -68,6 +70,7 @@ def test_resumed_equals_uninterrupted_bitwise(config, tmp_path, monkeypatch):
         steps=6,
         tasks=BOTH,
         data={"trajectories": 2},
+        checkpoint_every=2,
     )
     training.train(straight)
 
@@ -159,12 +162,8 @@ def compiled_step(config: TrainConfig, *, chains: int, steps: int):
 
     dims, mesh = networks.dimensions(config), make_mesh(config.mesh)
     sizes = {"observation": dims.observation, "action": dims.action, "previous_action": dims.action}
-    flat = {
-        "timestep": np.int32,
-        "trajectory": np.int32,
-        "order": np.int32,
-        "loss_mask": np.float32,
-    }
+    flat = dict.fromkeys(("timestep", "trajectory", "order", "chain"), np.int32)
+    flat["loss_mask"] = np.float32
     batch = Batch(
         **{
             name: jax.ShapeDtypeStruct(
@@ -182,17 +181,37 @@ def compiled_step(config: TrainConfig, *, chains: int, steps: int):
 
 def test_a_loss_that_is_not_finite_stops_the_run(config, monkeypatch):
     made = config(steps=4, method="bc", model=CLONE)
-    error = training.objective.action_error
-    monkeypatch.setattr(training.objective, "action_error", lambda p, b: error(p, b) * np.nan)
-    with pytest.raises(FloatingPointError, match=r"steps 0 to 2 \(seed 0\).*last good checkpoint"):
+    errors = training.objective.action_errors
+    poisoned = lambda *args: jax.tree.map(lambda x: x * np.nan, errors(*args))  # noqa: E731
+    monkeypatch.setattr(training.objective, "action_errors", poisoned)
+    said = r"step 0 is nan.* \(seed 0; window 0: episode .*Last good checkpoint: None in .*Lower"
+    with pytest.raises(FloatingPointError, match=said):
         training.train(made)
+    assert checkpoint.steps(made.run) == []  # nothing bad was saved
 
 
 def test_large_parameters_are_sharded_and_small_ones_whole():
-    mesh = make_mesh(MeshConfig(fsdp=2, ring=4))
-    spec = jax.sharding.PartitionSpec
-    assert parameter_spec((256, 1024), mesh) == spec(None, ("fsdp", "ring"))
-    assert parameter_spec((1024, 65), mesh) == spec(("fsdp", "ring"))
-    assert parameter_spec((32, 32), mesh) == spec()
-    assert parameter_spec((257, 1023), mesh) == spec()
-    assert parameter_spec((256, 1024), make_mesh(MeshConfig())) == spec()
+    mesh, P = make_mesh(MeshConfig(fsdp=2, ring=4)), jax.sharding.PartitionSpec
+    spec = lambda *shape: parameter_spec(("head", "kernel"), shape, mesh)  # noqa: E731
+    assert spec(256, 1024) == P(None, ("fsdp", "ring"))
+    assert spec(1024, 65) == P(("fsdp", "ring"))
+    assert spec(32, 32) == spec(257, 1023) == P()
+    single = make_mesh(MeshConfig())
+    assert parameter_spec(("head", "kernel"), (256, 1024), single) == P()
+
+
+def test_layers_are_never_split_and_heads_and_hidden_units_over_tensor():
+    mesh, P = make_mesh(MeshConfig(fsdp=2, ring=2, tensor=2)), jax.sharding.PartitionSpec
+    shards = ("fsdp", "ring")
+    for path, shape, stored, computed in (
+        ("query_key_value kernel", (64, 32, 3, 4, 16), P(None, shards, None, "tensor"), None),
+        ("project kernel", (64, 4, 16, 32), P(None, "tensor", None, shards), P(None, "tensor")),
+        ("expand kernel", (64, 32, 128), P(None, shards, "tensor"), None),
+        ("contract kernel", (64, 128, 32), P(None, "tensor", shards), None),
+        ("expand bias", (2, 128), P(None, "tensor"), None),
+        ("attention_norm scale", (2, 32), P(), None),
+    ):
+        names = ("blocks", *path.split(), "value")
+        assert parameter_spec(names, shape, mesh) == stored, path
+        if computed:
+            assert parameter_spec(names, shape, mesh, stored=False) == computed

@@ -21,7 +21,7 @@ def test_a_chain_ascends_and_aims_at_its_best(drawn):
     made = chain([trajectory(reward) for reward in drawn])
     returns = [each.episode_return for each in made.trajectories]
     assert returns == sorted(t.astype(np.float64).sum() for t in drawn)
-    assert made.target == returns[-1]
+    assert made.targets == (returns[-1],) * len(drawn)
 
 
 @given(rewards, st.floats(0, 1000))
@@ -41,7 +41,30 @@ def test_ties_keep_their_order():
 
 def test_an_asked_for_target_replaces_the_best():
     made = chain([trajectory(np.float32([1, 1]))], target=7.0, scale=2.0)
-    assert (made.target, made.scale) == (7.0, 2.0)
+    assert (made.targets, made.scale) == ((7.0,), 2.0)
+
+
+@given(st.lists(rewards, min_size=1, max_size=6), st.sampled_from(["descending", "shuffled"]))
+def test_whatever_the_order_of_the_context_the_best_is_last(drawn, context):
+    made = chain(
+        [trajectory(each) for each in drawn], context=context, rng=np.random.default_rng(0)
+    )
+    returns = [each.episode_return for each in made.trajectories]
+    assert returns[-1] == max(returns)
+    assert sorted(returns) == sorted(t.astype(np.float64).sum() for t in drawn)
+    if context == "descending":
+        assert returns[:-1] == sorted(returns[:-1], reverse=True)
+
+
+def test_relabelled_with_its_own_return_a_trajectory_reaches_its_target():
+    drawn = [trajectory(np.full(3, value, np.float32)) for value in (2, 1, 3)]
+    assert chain(drawn, relabel="own").targets == (3.0, 6.0, 9.0)
+    assert chain(drawn, relabel="own", target=5.0).targets == (5.0, 5.0, 5.0)
+
+
+def test_shuffling_needs_a_generator():
+    with pytest.raises(ValueError, match="random generator"):
+        chain([trajectory(np.float32([1]))], context="shuffled")
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf])

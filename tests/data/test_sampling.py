@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 import ring
-from data.batches import Batch, place
+from data.batches import Batch, place, positions
 from data.normalize import Normalizer
 from data.packing import steps_in
 from data.pool import Pool
-from data.sampling import ChainSampler, WindowSampler, trajectory_counts
+from data.sampling import ChainSampler, WindowSampler, placed, trajectory_counts, whole
 from exorl import relabel
 
 RUN, BACK = "cheetah_run", "cheetah_run_backward"
@@ -35,7 +35,7 @@ def sampler(pool: Pool, **changes) -> ChainSampler:
         fixed=False,
         top=0.2,
         batch_tokens=200,
-        shards=2,
+        multiple=2,
     )
     return dataclasses.replace(base, **changes)
 
@@ -47,19 +47,19 @@ def assert_equal(a: Batch, b: Batch) -> None:
 
 def test_a_batch_is_a_function_of_seed_and_step(hidden):
     first, again = sampler(hidden), sampler(hidden)
-    first.batch(0, 1)  # whatever was drawn before must not matter
-    assert_equal(first.batch(3, 7), again.batch(3, 7))
-    changed = [first.batch(3, 8), first.batch(4, 7)]
+    whole(first, 0, 1)  # whatever was drawn before must not matter
+    assert_equal(whole(first, 3, 7), whole(again, 3, 7))
+    changed = [whole(first, 3, 8), whole(first, 4, 7)]
     assert all(
-        batch.order.shape != again.batch(3, 7).order.shape
-        or not np.array_equal(batch.observation, again.batch(3, 7).observation)
+        batch.order.shape != whole(again, 3, 7).order.shape
+        or not np.array_equal(batch.observation, whole(again, 3, 7).observation)
         for batch in changed
     )
 
 
 def test_every_n_is_drawn_and_tokens_stay_about_constant(single):
     made = sampler(single, batch_tokens=300)
-    counts = [made.count(0, step) for step in range(200)]
+    counts = [made.trajectories_at(0, step) for step in range(200)]
     assert set(counts) == {1, 2, 3, 4}
     for count in set(counts):
         tokens = made.chains(count) * count * steps_in(83, 8)
@@ -98,15 +98,15 @@ def test_hidden_chains_are_of_every_task_on_one_scale(hidden):
     assert {each.scale for each in chains} == set(scales)
     for each in chains:
         returns = hidden.returns[scales[each.scale]]
-        assert np.abs(returns - each.target).min() < 1e-3
-        assert each.target <= 1.3 * each.scale  # about 1 at most, whichever the task
+        assert np.abs(returns - each.targets[-1]).min() < 1e-3
+        assert each.targets[-1] <= 1.3 * each.scale  # about 1 at most, whichever the task
 
 
 def test_a_single_task_has_one_scale(single):
     made = sampler(single)
     chains = [made.chain(0, 0, row, 2) for row in range(20)]
     assert {each.scale for each in chains} == {single.best_return(RUN)}
-    assert len({each.target for each in chains}) > 1
+    assert len({each.targets for each in chains}) > 1
 
 
 def test_trajectories_follow_exorls_off_by_one(single):
@@ -123,7 +123,7 @@ def test_windows_agree_with_packed_chains(single):
     from data.packing import pack
 
     made = WindowSampler(single, single.normalizer(), chunk=8, window=4, top=1.0, windows=16)
-    batch = made.batch(0, 5)
+    batch = whole(made, 0, 5)
     packed = {
         episode: pack(
             chain([single.trajectory(episode, RUN)], scale=single.best_return(RUN)), chunk=8
@@ -147,7 +147,7 @@ def test_windows_agree_with_packed_chains(single):
 
 def test_first_steps_are_drawn_no_more_rarely_than_others(single):
     made = WindowSampler(single, single.normalizer(), chunk=8, window=4, top=1.0, windows=2_000)
-    counts = np.bincount(made.batch(0, 0).timestep.ravel(), minlength=10)
+    counts = np.bincount(whole(made, 0, 0).timestep.ravel(), minlength=10)
     middle = counts[4:7].mean()
     assert (counts[:4] > 0.9 * middle).all()
     assert counts[0] < 1.2 * middle
@@ -180,11 +180,94 @@ def test_the_normalizer_survives_json_and_constant_dimensions():
 
 def test_a_batch_lies_on_the_mesh_as_steps(hidden):
     mesh = ring.make_mesh(data=2, ring=4)
-    placed = place(sampler(hidden, fixed=True).batch(0, 0), mesh)
-    length = placed.order.shape[1]
-    assert length % 4 == 0
-    shard = placed.observation.addressable_shards[0].data
-    assert shard.shape == (placed.order.shape[0] // 2, length // 4, 17)
-    assert len({device for device in placed.order.sharding.device_set}) == 8
+    made = sampler(hidden, fixed=True)
+    there = placed(made, mesh, 0, 0)
+    rows, length = there.order.shape
+    assert length % 8 == 0
+    shard = there.observation.addressable_shards[0].data
+    assert shard.shape == (rows // 2, length // 4, 17)
+    assert len(there.order.sharding.device_set) == 8
+    # Zigzag: the first device of the ring has the first steps and the last ones.
+    first = there.order.addressable_shards[0].data[0].tolist()
+    assert first == [0, 1, 2, 3, 4, 5, *[each if each < 44 else -1 for each in range(42, 48)]]
+    assert_equal(there, place(whole(made, 0, 0), mesh))
     with pytest.raises(ValueError, match="3 chains do not divide"):
-        place(jax.tree.map(lambda array: array[:3], sampler(hidden).batch(0, 0)), mesh)
+        place(jax.tree.map(lambda array: array[:3], whole(made, 0, 0)), mesh)
+
+
+def test_a_process_builds_only_its_own_rows_and_steps(hidden):
+    """What the devices of one of two processes would ask for: half the rows, or half the ring."""
+    made = sampler(hidden, fixed=True)
+    for data, size in ((2, 4), (1, 8)):
+        whole_batch = placed(made, ring.make_mesh(data=data, ring=size), 0, 0)
+        here = jax.devices()[:4]
+        index = whole_batch.order.sharding.devices_indices_map((4, 48))
+        rows = np.unique([np.arange(4)[index[device][0]] for device in here])
+        steps = np.unique([np.arange(48)[index[device][1]] for device in here])
+        assert len(rows) * len(steps) == 96  # of 4 × 48
+        part = made.part(0, 0, rows, positions(44, size, "zigzag")[steps])
+        for name, array in part._asdict().items():
+            expected = np.asarray(getattr(whole_batch, name))[np.ix_(rows, steps)]
+            np.testing.assert_array_equal(array, expected, err_msg=name)
+
+
+STRUCTURE = {"timestep", "trajectory", "order", "chain", "loss_mask"}
+PREVIOUS = {"previous_action", "previous_reward", "previous_completion"}
+
+
+@pytest.mark.parametrize(
+    ("change", "may_differ"),
+    [
+        ({"relabel": "own"}, {"return_to_go", "completion", "previous_completion"}),
+        ({"context": "shuffled"}, set(Batch._fields) - STRUCTURE),
+        ({"context": "descending"}, set(Batch._fields) - STRUCTURE),
+        ({"top": 1.0}, set(Batch._fields) - STRUCTURE),
+        ({"loss_on": "all"}, {"loss_mask"}),
+        ({"index_range": 9}, {"trajectory"}),
+        ({"cross_episode": False}, PREVIOUS),
+    ],
+)
+def test_a_switch_changes_nothing_but_what_it_is_about(single, change, may_differ):
+    before, after = (
+        whole(sampler(single, fixed=True, batch_tokens=400, **each), 0, 3) for each in ({}, change)
+    )
+    differing = {
+        name
+        for name, left, right in zip(Batch._fields, before, after, strict=True)
+        if not np.array_equal(left, right)
+    }
+    assert differing and differing <= may_differ
+    last = before.trajectory == 3
+    if "context" in change:  # the best stays last, whatever the order before it
+        for name in set(Batch._fields) - PREVIOUS:
+            np.testing.assert_array_equal(getattr(after, name)[last], getattr(before, name)[last])
+    if "cross_episode" in change:
+        first = before.timestep == 0
+        assert not any(getattr(after, name)[first].any() for name in PREVIOUS)
+        for name in PREVIOUS:
+            np.testing.assert_array_equal(
+                getattr(after, name)[~first], getattr(before, name)[~first]
+            )
+    if "index_range" in change:
+        rows = after.trajectory[:, ::11]
+        assert (np.diff(rows) > 0).all() and rows.max() <= 8 and len(np.unique(rows, axis=0)) > 1
+
+
+def test_n_drawn_or_fixed_differ_in_nothing_where_n_is_the_same(single):
+    fixed, drawn = sampler(single, fixed=True), sampler(single)
+    [step, *_] = [step for step in range(50) if drawn.trajectories_at(0, step) == 4]
+    assert_equal(whole(fixed, 0, step), whole(drawn, 0, step))
+
+
+def test_a_hidden_task_changes_rewards_and_nothing_that_tells_it(single, hidden):
+    """Chains of one task: the same episodes, whether or not they might have been of another."""
+    one, two = (sampler(pool, fixed=True, top=1.0) for pool in (single, hidden))
+    batch, other = whole(one, 0, 0), whole(two, 0, 0)
+    for name in STRUCTURE:
+        np.testing.assert_array_equal(getattr(batch, name), getattr(other, name), err_msg=name)
+
+
+def test_held_out_batches_are_never_trained_on(single):
+    made = sampler(single, held_out=True, fixed=True, trajectories=4)
+    drawn = {int(each) for row in range(30) for each in made.draw(0, 0, row, 4).episodes}
+    assert drawn == set(single.held_out.tolist())

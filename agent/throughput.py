@@ -1,0 +1,76 @@
+"""How fast a run is against what its devices could do, and how much memory it takes."""
+
+import resource
+import time
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+import ring
+from agent.config import TRANSFORMERS, TrainConfig
+
+_PEAKS = {
+    "A100": 312e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+}
+"""Dense bfloat16 operations a second of one device, by what its kind contains; vendors' figures."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most operations a second of all devices of a run, and where the number is from."""
+
+    flops_per_second: float
+    source: str
+
+
+def peak(mesh: Mesh) -> Peak:
+    """The vendor's figure, or for devices without one, such as CPUs, a matrix product's rate."""
+    device, count = mesh.devices.flat[0], jax.device_count()
+    for name, flops in _PEAKS.items():
+        if name in device.device_kind:
+            return Peak(flops * count, f"{count} × {name}'s bfloat16 peak")
+    size = 1024
+    product = jax.jit(lambda x: x @ x)
+    x = jnp.ones((size, size), jnp.float32)
+    seconds = min(_seconds(product, x) for _ in range(6))
+    # Simulated devices share the cores of their process.
+    rate = 2 * size**3 / seconds * jax.process_count()
+    return Peak(rate, f"a float32 product of {size}×{size} on this machine, measured now")
+
+
+def _seconds(function, x: jax.Array) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(function(x))
+    return time.perf_counter() - start
+
+
+def step_flops(config: TrainConfig, parameters: int, rows: int, steps: int) -> float:
+    """Model operations of a training step on ``rows`` sequences of ``steps`` steps.
+
+    Causal attention counted half and recomputation not at all (see `ring.cost`); without
+    cross-episode attention this counts what would be visible with it. Behaviour cloning takes six
+    operations a parameter and row.
+    """
+    if config.method not in TRANSFORMERS:
+        return 6.0 * parameters * rows
+    length = steps * config.tokens_per_step
+    return rows * ring.cost.training_flops(config.model.layers, config.model.width, length)
+
+
+def memory_bytes(mesh: Mesh) -> int:
+    """Peak bytes of the busiest device here; on a CPU of this process, all its devices together."""
+    stats = [device.memory_stats() for device in mesh.local_devices]
+    if all(stats):
+        return max(each["peak_bytes_in_use"] for each in stats if each)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
