@@ -11,7 +11,7 @@ import numpy as np
 from agent.evaluation import Result
 from agent.statistics import SUMMARIES, Estimate, bootstrap
 
-NAMES = {"at": "AT", "dt": "DT", "bc": "BC", "bc10": "BC-10 %"}
+NAMES = {"at": "AT", "dt": "DT", "dt_long": "DT-long", "bc": "BC", "bc10": "BC-10 %"}
 CONTEXTS = {
     "none": "no context",
     "dataset": "own-task context",

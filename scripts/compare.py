@@ -9,20 +9,16 @@ tasks it is to do. Everything is resumable: run the same command again.
 """
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import cycle, islice
 from pathlib import Path
-from queue import SimpleQueue
 
 import tyro
 
 from exorl import HIDDEN_GROUPS, EpisodeStore, home, relabel, task
 from scripts import command
+from scripts.jobs import Job, module, run
 
 TASK = "cheetah_run"
 HIDDEN = HIDDEN_GROUPS["cheetah_run_or_run_backward"]
@@ -74,19 +70,11 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """Command lines that run one after the other, beside other jobs."""
-
-    name: str
-    commands: tuple[tuple[str, ...], ...]
-
-
 def main(args: Compare) -> None:
     """Run all stages, write the report and print its tables."""
     start = time.perf_counter()
     for stage in (_collect(args), _pack(args), _train_and_evaluate(args)):
-        _run(stage, args)
+        run(stage, args.jobs, args.run / "logs", args.data / "compiled")
     _report(args, time.perf_counter() - start)
 
 
@@ -95,7 +83,7 @@ def _collect(args: Compare) -> list[Job]:
         return Job(
             f"collect {name}",
             (
-                _module(
+                module(
                     *("collect", "--task", task, "--method", method, "--steps", steps),
                     *("--out", args.data / "episodes" / name),
                 ),
@@ -110,7 +98,7 @@ def _pack(args: Compare) -> list[Job]:
     def job(name: str, sources: Sequence[str]) -> Job:
         folders = [str(args.data / "episodes" / source) for source in sources]
         out = str(args.data / "stores" / name)
-        pack = _module("pack", "--domain", task(TASK).domain, "--out", out, "--sources", *folders)
+        pack = module("pack", "--domain", task(TASK).domain, "--out", out, "--sources", *folders)
         return Job(f"pack {name}", (pack,))
 
     return [job("single", [TASK, "structured"]), job("hidden", HIDDEN)]
@@ -121,11 +109,11 @@ def _train_and_evaluate(args: Compare) -> list[Job]:
     for seed in range(args.seeds):
         for name, (preset, store, tasks) in AGENTS.items():
             run = args.run / f"seed{seed}" / name
-            train = _module("train", preset, "--run", run, "--seed", seed)
+            train = module("train", preset, "--run", run, "--seed", seed)
             train += ("--data.store", str(args.data / "stores" / store), "--data.tasks", *tasks)
             if args.updates:
                 train += ("--optimizer.steps", str(args.updates))
-            evaluate = _module("evaluate", "--checkpoint", run, "--rollouts", args.rollouts)
+            evaluate = module("evaluate", "--checkpoint", run, "--rollouts", args.rollouts)
             jobs.append(Job(f"{name}, seed {seed}", (train, evaluate)))
     return jobs
 
@@ -137,41 +125,6 @@ AGENTS = {
     "bc10": ("demo_bc10", "single", (TASK,)),
 }
 """Folder of an agent → preset, store, tasks. The longest first: no core then waits at the end."""
-
-
-def _module(name: str, *arguments: object) -> tuple[str, ...]:
-    return (sys.executable, "-m", f"scripts.{name}", *(str(each) for each in arguments))
-
-
-def _run(jobs: Sequence[Job], args: Compare) -> None:
-    (args.run / "logs").mkdir(parents=True, exist_ok=True)
-    # Small networks gain nothing from a second thread of XLA's and pay for it: one core a process.
-    # A thread's affinity is inherited by the processes it starts.
-    cores: SimpleQueue[int] = SimpleQueue()
-    for each in islice(cycle(sorted(os.sched_getaffinity(0))), args.jobs):
-        cores.put(each)
-    with ThreadPoolExecutor(
-        args.jobs, initializer=lambda: os.sched_setaffinity(0, {cores.get()})
-    ) as pool:
-        for _ in pool.map(lambda job: _run_job(job, args), jobs):
-            pass
-
-
-def _run_job(job: Job, args: Compare) -> None:
-    print(f"{job.name}: started\n", end="", flush=True)
-    start = time.perf_counter()
-    path = args.run / "logs" / f"{job.name.replace(', ', '-').replace(' ', '-')}.log"
-    # Agents of one shape share their compiled programs.
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(args.data / "compiled")}
-    with path.open("w") as output:
-        for line in job.commands:
-            output.write(f"$ {' '.join(line)}\n")
-            output.flush()
-            done = subprocess.run(line, stdout=output, stderr=subprocess.STDOUT, env=environment)
-            if done.returncode:
-                tail = "\n".join(path.read_text().splitlines()[-15:])
-                raise RuntimeError(f"{job.name} failed; the end of {path}:\n{tail}")
-    print(f"{job.name}: {time.perf_counter() - start:.0f} s\n", end="", flush=True)
 
 
 def _report(args: Compare, seconds: float) -> None:

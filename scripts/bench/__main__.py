@@ -9,6 +9,7 @@ BENCHMARKS = {
     "exorl": "relabelling, reading and packing episodes, environments: speeds, ratios",
     "overlap": "whether a ring's messages hide behind its products, on TPUs and GPUs not here",
     "ring": "exact attention against its peers: time, memory, segments, decoding",
+    "train": "a whole training step beside its attention and products alone, and its host work",
 }
 
 
