@@ -17,7 +17,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -251,6 +251,24 @@ def best(run: Path) -> int | None:
         step: json.loads(file.read_text())["score"] for step, file in files.items() if file.exists()
     }
     return max(scores, key=lambda step: scores[step], default=None)
+
+
+def numbered(run: Path, step: int | Literal["newest", "best"]) -> int:
+    """The step that is meant.
+
+    Raises:
+        FileNotFoundError: the run has no such checkpoint.
+    """
+    if step == "newest":
+        return _newest(run)
+    if step == "best":
+        found = best(run)
+        if found is None:
+            raise FileNotFoundError(
+                f"no evaluated checkpoint in {run}; train with --evaluate-every, or take the newest"
+            )
+        return found
+    return step
 
 
 def read_config(run: Path) -> TrainConfig:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from agent import networks, sharding, throughput
 from agent.checkpoint import TrainState
 from agent.config import TrainConfig
+from data.batches import positions
 from data.packing import SLOTS
 from data.pool import Pool
 from data.sampling import ChainSampler, Sampler
@@ -60,11 +61,12 @@ def describe(
 def _sequence(config: TrainConfig, sampler: ChainSampler, parameters: int) -> Iterator[str]:
     slots = len(SLOTS[config.model.packing])
     steps = sampler.trajectories * sampler.steps
+    here = len(positions(steps, config.mesh.ring, sampler.layout)) // config.mesh.ring
     dims = networks.dimensions(config)
     yield (
         f"sequence    {config.model.packing} packing, {config.model.chunk} environment steps a "
         f"step; {sampler.trajectories} trajectories × {sampler.steps} steps × {slots} tokens = "
-        f"{steps * slots:,} tokens a chain, {-(-steps // config.mesh.ring) * slots:,} a device "
+        f"{steps * slots:,} tokens a chain, {here * slots:,} a device "
         f"({sampler.layout}); {dims.observation} observations and {dims.action} actions a step"
     )
     chains = sampler.chains(sampler.trajectories)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agent import evaluation, networks, objective, sharding
 from agent.checkpoint import Agent, TrainState
@@ -71,7 +71,11 @@ class Validation:
             predicted = networks.assemble(structure, parameters)(batch)
             return objective.action_errors(predicted, batch, edges)
 
-        return jax.jit(errors, compiler_options=sharding.compiler_options(self.mesh))
+        return jax.jit(
+            errors,
+            out_shardings=NamedSharding(self.mesh, PartitionSpec()),
+            compiler_options=sharding.compiler_options(self.mesh),
+        )
 
     def _errors(self, state: TrainState) -> dict[str, float]:
         found = [jax.device_get(self._errors_of(state.parameters, b)) for b in self._batches]

@@ -7,6 +7,7 @@ Example:
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -21,6 +22,7 @@ class Evaluate:
 
     Attributes:
         checkpoint: folder of a training run.
+        step: of the checkpoint: the newest, the best of those made by evaluations, or a number.
         contexts: what precedes the own episodes: `self` nothing (n episodes in a row), `dataset`
             n − 1 held-out episodes, `wrong_task` the same under another task. By default all
             that tell something about the agent.
@@ -32,6 +34,7 @@ class Evaluate:
     """
 
     checkpoint: Path
+    step: int | Literal["newest", "best"] = "newest"
     contexts: tuple[Context, ...] = ()
     rollouts: int = 20
     seed: int = 0
@@ -52,7 +55,8 @@ def main(args: Evaluate) -> None:
     if args.memory:
         model = dataclasses.replace(config.model, memory=args.memory)
         config = dataclasses.replace(config, model=model, mesh=MeshConfig())
-    agent = checkpoint.load(args.checkpoint, config, make_mesh(config.mesh))
+    step = checkpoint.numbered(args.checkpoint, args.step)
+    agent = checkpoint.load(args.checkpoint, config, make_mesh(config.mesh), step)
     pool = Pool.load(EpisodeStore(config.data.store), config.data.tasks, config.data.holdout)
     results = evaluation.evaluate(
         agent,

@@ -20,6 +20,8 @@ def config(cheetah_store: exorl.EpisodeStore, tmp_path: Path) -> Callable[..., T
         mesh: MeshConfig | None = None,
         data: dict | None = None,
         steps: int = 4,
+        learning_rate: float = 1e-2,
+        optimizer: dict | None = None,
         **changes,
     ) -> TrainConfig:
         return TrainConfig(
@@ -30,7 +32,9 @@ def config(cheetah_store: exorl.EpisodeStore, tmp_path: Path) -> Callable[..., T
                 **{"trajectories": 3, "batch_tokens": 100, **(data or {})},
             ),
             model=model or ModelConfig(chunk=8, layers=2, width=16, heads=2),
-            optimizer=OptimizerConfig(steps=steps, learning_rate=1e-2, warmup=2),
+            optimizer=OptimizerConfig(
+                **{"steps": steps, "learning_rate": learning_rate, "warmup": 2, **(optimizer or {})}
+            ),
             mesh=mesh or MeshConfig(),
             **{"log_every": 2, "checkpoint_every": 1_000, **changes},
         )

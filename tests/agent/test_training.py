@@ -1,6 +1,5 @@
-"""Training: it learns, resumes bitwise, is the same on every mesh, and is really a ring."""
+"""Training: it learns, is watched, and stops where it must."""
 
-import dataclasses
 import json
 import re
 
@@ -10,32 +9,13 @@ import pytest
 
 from agent import checkpoint, networks, training
 from agent.config import MeshConfig, ModelConfig, TrainConfig
-from agent.sharding import make_mesh, parameter_spec
+from agent.sharding import make_mesh
 from data.pool import Pool
 from data.sampling import placed
 from exorl import EpisodeStore
 
 BOTH = ("cheetah_run", "cheetah_run_backward")
 CLONE = ModelConfig(chunk=1, width=16)  # the cheapest network, where any will do
-
-
-def losses(config: TrainConfig, steps: int) -> list[float]:
-    """Losses of the first steps, without writing anything."""
-    pool = Pool.load(EpisodeStore(config.data.store), config.data.tasks, config.data.holdout)
-    sampler, mesh = networks.sampler(config, pool, pool.normalizer()), make_mesh(config.mesh)
-    with jax.set_mesh(mesh):
-        state, step = checkpoint.initial_state(config, mesh), training.make_step(config, mesh)
-        found = []
-        for i in range(steps):
-            state, values = step(state, placed(sampler, mesh, config.seed, i))
-            found.append(float(values["loss"]))
-    return found
-
-
-def saved(config: TrainConfig) -> list[np.ndarray]:
-    mesh = make_mesh(config.mesh)
-    agent = checkpoint.load(config.run, config, mesh)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(agent.parameters)]
 
 
 @pytest.mark.parametrize(
@@ -63,122 +43,6 @@ def test_every_method_learns_and_leaves_a_whole_run(config, method, model, tasks
     assert checkpoint.read_config(made.run) == made.resolved()
 
 
-def test_resumed_equals_uninterrupted_bitwise(config, tmp_path, monkeypatch):
-    straight = config(
-        run=tmp_path / "straight",
-        model=ModelConfig(chunk=8, layers=2, width=16, heads=2, dropout=0.1),
-        steps=6,
-        tasks=BOTH,
-        data={"trajectories": 2},
-        checkpoint_every=2,
-    )
-    training.train(straight)
-
-    broken = dataclasses.replace(straight, run=tmp_path / "broken")
-    batch = training.batches
-
-    def dies_after_four(*args):
-        for count, drawn in enumerate(batch(*args)):
-            if count == 4:
-                raise KeyboardInterrupt
-            yield drawn
-
-    monkeypatch.setattr(training, "batches", dies_after_four)
-    with pytest.raises(KeyboardInterrupt):
-        training.train(broken)
-    monkeypatch.undo()
-    assert checkpoint.latest(broken.run) == 4
-    training.train(broken)
-    assert checkpoint.latest(broken.run) == 6
-    for left, right in zip(saved(straight), saved(broken), strict=True):
-        np.testing.assert_array_equal(left, right)
-
-
-def test_a_run_with_other_settings_is_refused_by_name(config):
-    made = config(steps=2, method="bc", model=CLONE)
-    training.train(made)
-    changed = dataclasses.replace(made, seed=5)
-    with pytest.raises(ValueError, match=r"other settings \(seed 0 → 5\)"):
-        training.train(changed)
-
-
-def test_an_incomplete_checkpoint_is_not_one(config):
-    made = config(steps=2, method="bc", model=CLONE)
-    training.train(made)
-    (checkpoint.folder(made.run) / "9").mkdir()
-    assert checkpoint.latest(made.run) == 2
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_bpt_and_ring_train_alike(config, dropout):
-    """The same losses within 1e-4 over the first 20 steps, on one device and around a ring."""
-    two_chains = {"fixed": True, "batch_tokens": 66}
-    model = ModelConfig(chunk=8, layers=2, width=16, heads=2, dropout=dropout)
-    ring = config(tasks=BOTH, mesh=MeshConfig(data=2, ring=4), data=two_chains, model=model)
-    bpt = dataclasses.replace(
-        ring, mesh=MeshConfig(), model=dataclasses.replace(ring.model, memory="bpt")
-    )
-    np.testing.assert_allclose(losses(ring, 20), losses(bpt, 20), atol=1e-4)
-
-
-def test_parameters_sharded_over_fsdp_and_ring_train_alike(config):
-    """A wide network whose parameters and moments are split over devices."""
-    wide = ModelConfig(chunk=8, layers=1, width=256, heads=2)
-    whole = config(model=wide, data={"fixed": True, "batch_tokens": 66})
-    split = dataclasses.replace(whole, mesh=MeshConfig(fsdp=2, ring=4))
-    mesh = make_mesh(split.mesh)
-    state = checkpoint.abstract_state(split, mesh)
-    shared = [leaf.sharding.spec for leaf in jax.tree.leaves(state.parameters)]
-    assert any(("fsdp", "ring") in spec for spec in shared)
-    np.testing.assert_allclose(losses(split, 3), losses(whole, 3), rtol=1e-5)
-
-
-def test_the_compiled_step_is_a_ring(config):
-    """Permutes, and no all-gather: activations never leave their device but as K/V blocks."""
-    made = config(tasks=BOTH, mesh=MeshConfig(data=2, ring=4), data={"fixed": True})
-    text = compiled_step(made, chains=2, steps=16).as_text()
-    assert text.count(" collective-permute(") > 0
-    assert not re.search(r" all-gather| all-to-all", text)
-
-
-@pytest.mark.slow
-def test_a_ring_of_eight_needs_a_quarter_of_bpts_memory(config):
-    """Compiled temporary bytes a device at 32,768 tokens; bpt keeps the sequence whole."""
-    model = ModelConfig(packing="rsar", chunk=1, layers=2, width=64, heads=2)
-    ring = config(model=model, mesh=MeshConfig(ring=8))
-    bpt = dataclasses.replace(
-        ring, mesh=MeshConfig(), model=dataclasses.replace(model, memory="bpt")
-    )
-    bytes_of = [
-        compiled_step(made, chains=1, steps=8192).memory_analysis().temp_size_in_bytes
-        for made in (ring, bpt)
-    ]
-    assert bytes_of[0] <= bytes_of[1] / 4, bytes_of
-
-
-def compiled_step(config: TrainConfig, *, chains: int, steps: int):
-    """The compiled train step for a batch of some shape, from shapes alone."""
-    from data.batches import Batch, sharding
-
-    dims, mesh = networks.dimensions(config), make_mesh(config.mesh)
-    sizes = {"observation": dims.observation, "action": dims.action, "previous_action": dims.action}
-    flat = dict.fromkeys(("timestep", "trajectory", "order", "chain"), np.int32)
-    flat["loss_mask"] = np.float32
-    batch = Batch(
-        **{
-            name: jax.ShapeDtypeStruct(
-                (chains, steps) if name in flat else (chains, steps, sizes.get(name, 1)),
-                flat.get(name, np.float32),
-                sharding=sharding(mesh),
-            )
-            for name in Batch._fields
-        }
-    )
-    with jax.set_mesh(mesh):
-        state = checkpoint.abstract_state(config, mesh)
-        return training.make_step(config, mesh).lower(state, batch).compile()
-
-
 def test_a_loss_that_is_not_finite_stops_the_run(config, monkeypatch):
     made = config(steps=4, method="bc", model=CLONE)
     errors = training.objective.action_errors
@@ -190,28 +54,99 @@ def test_a_loss_that_is_not_finite_stops_the_run(config, monkeypatch):
     assert checkpoint.steps(made.run) == []  # nothing bad was saved
 
 
-def test_large_parameters_are_sharded_and_small_ones_whole():
-    mesh, P = make_mesh(MeshConfig(fsdp=2, ring=4)), jax.sharding.PartitionSpec
-    spec = lambda *shape: parameter_spec(("head", "kernel"), shape, mesh)  # noqa: E731
-    assert spec(256, 1024) == P(None, ("fsdp", "ring"))
-    assert spec(1024, 65) == P(("fsdp", "ring"))
-    assert spec(32, 32) == spec(257, 1023) == P()
-    single = make_mesh(MeshConfig())
-    assert parameter_spec(("head", "kernel"), (256, 1024), single) == P()
+def test_a_run_is_watched_in_jsonl_and_tensorboard(config):
+    """Losses also by place in the episode and by n, norms, speed, held-out errors, returns."""
+    made = config(
+        tasks=BOTH,
+        model=ModelConfig(chunk=50, layers=1, width=16, heads=2),
+        steps=6,
+        data={"trajectories": 2, "batch_tokens": 20},
+        evaluate_every=3,
+        evaluate_rollouts=2,
+    )
+    training.train(made)
+    lines = [json.loads(line) for line in (made.run / "metrics.jsonl").read_text().splitlines()]
+    training_lines = [line for line in lines if "loss" in line]
+    evaluations = [line for line in lines if "held_out/loss" in line]
+    assert [line["step"] for line in training_lines] == [2, 3, 4, 6]
+    assert [line["step"] for line in evaluations] == [3, 6]
+    names = {"loss", "loss/first_20", "gradient_norm", "update_norm", "parameter_norm", "mfu"}
+    names |= {"tokens_per_second", "steps_per_second", "memory_bytes", "learning_rate"}
+    assert all(names <= line.keys() for line in training_lines)
+    assert {name for line in lines for name in line if "n=" in name} == {"loss/n=1", "loss/n=2"}
+    for task in BOTH:
+        assert 0 <= evaluations[0][f"returns/{task}/first"] <= 1000
+        assert 0 <= evaluations[1][f"returns/{task}/last"] <= 1000
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(made.run)).Reload()
+    assert set(events.Tags()["scalars"]) == {name for line in lines for name in line} - {"step"}
+    written = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert written == [(line["step"], pytest.approx(line["loss"])) for line in training_lines]
+    assert checkpoint.best(made.run) in checkpoint.steps(made.run)
 
 
-def test_layers_are_never_split_and_heads_and_hidden_units_over_tensor():
-    mesh, P = make_mesh(MeshConfig(fsdp=2, ring=2, tensor=2)), jax.sharding.PartitionSpec
-    shards = ("fsdp", "ring")
-    for path, shape, stored, computed in (
-        ("query_key_value kernel", (64, 32, 3, 4, 16), P(None, shards, None, "tensor"), None),
-        ("project kernel", (64, 4, 16, 32), P(None, "tensor", None, shards), P(None, "tensor")),
-        ("expand kernel", (64, 32, 128), P(None, shards, "tensor"), None),
-        ("contract kernel", (64, 128, 32), P(None, "tensor", shards), None),
-        ("expand bias", (2, 128), P(None, "tensor"), None),
-        ("attention_norm scale", (2, 32), P(), None),
+def test_the_loss_by_position_adds_up(config):
+    """Weighted with their numbers of steps the parts' means make the whole; here of one step."""
+    made = config(steps=1, method="bc", model=CLONE, log_every=1, data={"batch_tokens": 4000})
+    training.train(made)
+    [line] = [json.loads(line) for line in (made.run / "metrics.jsonl").read_text().splitlines()]
+    parts = [
+        line[f"loss/{name}"] for name in training.objective.POSITIONS if f"loss/{name}" in line
+    ]
+    assert min(parts) <= line["loss"] <= max(parts)
+    assert line["learning_rate"] == 0  # of a warm-up's first step
+
+
+def test_everything_derived_is_said_before_the_first_step(config, caplog):
+    made = config(
+        tasks=BOTH,
+        steps=1,
+        mesh=MeshConfig(data=2, ring=4),
+        data={"fixed": True, "multiple": 4},
+        optimizer={"accumulation": 2},
+    )
+    with caplog.at_level("INFO", logger="agent"):
+        training.train(made)
+    text = "\n".join(record.message for record in caplog.records)
+    before, after = text.split("compiled    n = 3, 4 × 40 steps: ")
+    assert "step 1/1" in after and "MiB temporary" in after
+    for said in (
+        r"devices     8 × cpu \(cpu\): data 2 × fsdp 1 × ring 4 × tensor 1",
+        r"compiler    xla_cpu_prefer_vector_width=512",
+        r"network     at, [\d,]+ parameters, float32, computed in float32; with moments",
+        r"data        .*: 16 training and 4 held-out episodes; 99 % quantile of returns: ",
+        r"sequence    step packing, 8 environment steps a step; 3 trajectories × 11 steps × 1 "
+        r"tokens = 33 tokens a chain, 10 a device \(zigzag\); 17 observations and 48 actions a ",
+        r"memory      ring; 4 chains of that length a batch in 2 parts, 0\.\d\d GFLOP a step",
+        r"speed       MFU is relative to .* TFLOP/s: a float32 product",
+        r"run         .*, seed 0, steps 0 to 1",
     ):
-        names = ("blocks", *path.split(), "value")
-        assert parameter_spec(names, shape, mesh) == stored, path
-        if computed:
-            assert parameter_spec(names, shape, mesh, stored=False) == computed
+        assert re.search(said, before), said
+
+
+def test_a_profile_is_recorded_when_asked_for(config):
+    made = config(steps=16, method="bc", model=CLONE, profile=True)
+    training.train(made)
+    assert list(made.run.glob("plugins/profile/*/*.xplane.pb"))
+
+
+def test_another_platform_than_required_is_refused(config):
+    with pytest.raises(ValueError, match=r"require=gpu, but JAX runs on cpu: install the extra"):
+        training.train(config(require="gpu"))
+
+
+def test_the_state_is_donated_and_nothing_moves_without_being_told(config):
+    """Every byte of the old state becomes the new one, and a host array in a step is refused."""
+    made = config(data={"fixed": True})
+    mesh = make_mesh(made.mesh)
+    pool = Pool.load(EpisodeStore(made.data.store), made.data.tasks, made.data.holdout)
+    sampler = networks.sampler(made, pool, pool.normalizer())
+    with jax.set_mesh(mesh):
+        state = checkpoint.initial_state(made, mesh)
+        batch = placed(sampler, mesh, 0, 0)
+        compiled = training.make_step(made, mesh).lower(state, batch).compile()
+        state_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        assert compiled.memory_analysis().alias_size_in_bytes >= state_bytes
+        with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed"):
+            compiled(state, batch._replace(order=np.asarray(batch.order)))
