@@ -14,6 +14,7 @@ import dataclasses
 import importlib.metadata
 import json
 import logging
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,14 +136,13 @@ class Checkpoints:
         logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax logs every file it touches
         self._run = run
         keep = ocp.checkpoint_managers
-        best = keep.BestN(
-            n=1,
-            get_metric_fn=lambda metrics: metrics["score"],
-            keep_checkpoints_without_metrics=False,
+        policy = keep.AnyPreservationPolicy(
+            [keep.LatestN(2), keep.BestN(n=1, get_metric_fn=_score)]
         )
-        policy = keep.AnyPreservationPolicy([keep.LatestN(2), best])
         self._manager = ocp.CheckpointManager(
-            folder(run), options=ocp.CheckpointManagerOptions(preservation_policy=policy)
+            folder(run),
+            # Without best_fn Orbax would not write down the scores that the policy ranks by.
+            options=ocp.CheckpointManagerOptions(preservation_policy=policy, best_fn=_score),
         )
 
     def save(
@@ -161,7 +161,7 @@ class Checkpoints:
         meta["versions"] = {name: importlib.metadata.version(name) for name in _PACKAGES}
         self._manager.save(
             step,
-            metrics=None if score is None else {"score": score},
+            metrics={"score": score},
             args=ocp.args.Composite(
                 parameters=ocp.args.StandardSave(state.parameters),
                 optimizer=ocp.args.StandardSave(state.optimizer),
@@ -247,10 +247,14 @@ def latest(run: Path) -> int | None:
 def best(run: Path) -> int | None:
     """The step with the highest score, None if no evaluation was saved."""
     files = {step: folder(run) / str(step) / "metrics" / "metrics" for step in steps(run)}
-    scores = {
-        step: json.loads(file.read_text())["score"] for step, file in files.items() if file.exists()
-    }
-    return max(scores, key=lambda step: scores[step], default=None)
+    scores = {step: _score(json.loads(file.read_text())) for step, file in files.items()}
+    evaluated = [step for step in scores if scores[step] > -math.inf]
+    return max(evaluated, key=lambda step: scores[step], default=None)
+
+
+def _score(metrics: dict[str, float | None]) -> float:
+    score = metrics["score"]
+    return -math.inf if score is None else score
 
 
 def numbered(run: Path, step: int | Literal["newest", "best"]) -> int:

@@ -3,6 +3,7 @@
 import resource
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,23 +36,26 @@ class Peak:
 
 
 def peak(mesh: Mesh) -> Peak:
-    """The vendor's figure, or for devices without one, such as CPUs, a matrix product's rate."""
+    """The vendor's figure, or for devices without one, such as CPUs, that of matrix products.
+
+    Outside of a mesh context, because each device computes by itself.
+    """
     device, count = mesh.devices.flat[0], jax.device_count()
     for name, flops in _PEAKS.items():
         if name in device.device_kind:
             return Peak(flops * count, f"{count} × {name}'s bfloat16 peak")
-    size = 1024
+    size, devices = 512, mesh.local_devices
     product = jax.jit(lambda x: x @ x)
-    x = jnp.ones((size, size), jnp.float32)
-    seconds = min(_seconds(product, x) for _ in range(6))
-    # Simulated devices share the cores of their process.
-    rate = 2 * size**3 / seconds * jax.process_count()
-    return Peak(rate, f"a float32 product of {size}×{size} on this machine, measured now")
+    operands = [jax.device_put(jnp.ones((size, size), jnp.float32), one) for one in devices]
+    # Simulated devices share the cores of their process, so all of them work at the same time.
+    seconds = min(_seconds(product, operands) for _ in range(10))
+    rate = len(devices) * 2 * size**3 / seconds * jax.process_count()
+    return Peak(rate, f"float32 products of {size} × {size} on these devices, measured now")
 
 
-def _seconds(function, x: jax.Array) -> float:
+def _seconds(product: Any, operands: list[jax.Array]) -> float:
     start = time.perf_counter()
-    jax.block_until_ready(function(x))
+    jax.block_until_ready([product(x) for x in operands])
     return time.perf_counter() - start
 
 

@@ -61,12 +61,13 @@ def train(config: TrainConfig) -> Path:
     checkpoints = checkpoint.Checkpoints(config.run)
     try:
         config = checkpoints.resumed(config, pool.store.fingerprint)
+        peak = throughput.peak(mesh)
         with jax.set_mesh(mesh), MetricsWriter(config.run) as metrics:
             state = checkpoints.restore(config, mesh) or checkpoint.fresh_state(config, mesh)
-            run = Run(config, mesh, pool, checkpoints, metrics)
+            run = Run(config, mesh, pool, checkpoints, metrics, peak)
             if processes.is_first():
                 checkpoint.write_config(config)
-            for line in describe(config, state, pool, run.sampler, mesh, run.peak):
+            for line in describe(config, state, pool, run.sampler, mesh, peak):
                 run.say(line)
             run.loop(state)
     except Exception as error:
@@ -196,6 +197,7 @@ class Run:
     pool: Pool
     checkpoints: checkpoint.Checkpoints
     metrics: MetricsWriter
+    peak: throughput.Peak
 
     @cached_property
     def sampler(self) -> Sampler:
@@ -206,11 +208,6 @@ class Run:
     def normalizer(self) -> Any:
         """Of observations."""
         return self.pool.normalizer()
-
-    @cached_property
-    def peak(self) -> throughput.Peak:
-        """What the devices could do."""
-        return throughput.peak(self.mesh)
 
     @cached_property
     def _programs(self) -> dict[tuple[int, ...], Any]:

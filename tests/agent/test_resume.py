@@ -198,7 +198,7 @@ def test_a_run_starts_from_the_parameters_of_another(config, tmp_path):
     for left, right in zip(jax.tree.leaves(state.parameters), saved(first), strict=True):
         np.testing.assert_array_equal(left, right)
     wider = dataclasses.replace(second, model=dataclasses.replace(CLONE, width=32))
-    said = r"start_from=.*first has other parameters: .* is \(.*16\) there and \(.*32\) here"
+    said = r"start_from=.*first has other parameters: .* is \(16, 6\) there and \(32, 6\) here"
     with pytest.raises(ValueError, match=said):
         checkpoint.fresh_state(wider, make_mesh(wider.mesh))
 
