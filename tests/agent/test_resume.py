@@ -88,7 +88,11 @@ def test_an_incomplete_checkpoint_is_not_one(config):
 
 @pytest.mark.parametrize(
     ("mesh", "memory"),
-    [(MeshConfig(), "bpt"), (MeshConfig(ring=8), "ring"), (MeshConfig(2, 2, 1, 2), "plain")],
+    [
+        pytest.param(MeshConfig(), "bpt", marks=pytest.mark.slow),
+        pytest.param(MeshConfig(ring=8), "ring", marks=pytest.mark.slow),
+        (MeshConfig(data=2, fsdp=2, tensor=2), "plain"),
+    ],
 )
 def test_a_run_goes_on_alike_on_any_other_mesh(config, tmp_path, monkeypatch, mesh, memory):
     """The next five losses within 1e-6, relative, wherever the first two steps were made."""

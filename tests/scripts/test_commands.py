@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = ("collect", "compare", "download", "evaluate", "pack", "relabel", "train", "verify")
+NAMES = ("collect", "compare", "download", "evaluate", "pack", "relabel", "train", "tune", "verify")
+NAMES += ("train_walker_run",)
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -82,3 +83,17 @@ def test_the_whole_comparison_at_smoke_size(tmp_path):
     again = run(*command)
     assert again.returncode == 0
     assert [line for line in again.stdout.splitlines() if line.startswith("|")] == tables
+
+
+@pytest.mark.slow
+def test_a_grid_of_settings_is_trained_evaluated_and_not_repeated(cheetah_store, tmp_path):
+    command = ("scripts.tune", "--preset", "tiny", "--store", cheetah_store.path)
+    command += ("--task", "cheetah_run", "--learning-rates", "1e-3", "3e-3", "--widths", "16")
+    command += ("--rollouts", "2", "--out", tmp_path)
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    for rate in ("0.001", "0.003"):
+        assert f"\n| {rate}         | 16    | " in done.stdout
+    assert (tmp_path / "tiny.md").read_text() in done.stdout
+    again = run(*command)
+    assert again.returncode == 0 and "started" not in again.stdout
