@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any, Self
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.event_pb2 import (
+    Event,  # pyright: ignore[reportAttributeAccessIssue]
+    SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+)
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -21,14 +25,23 @@ from data.sampling import Sampler
 
 
 class MetricsWriter:
-    """Appends to ``metrics.jsonl`` and an event file in a run's folder, in one process only."""
+    """Appends to ``metrics.jsonl`` and an event file in a run's folder, in one process only.
 
-    def __init__(self, run: Path) -> None:
+    What a run that was killed had recorded after the ``step`` that it goes on from is dropped.
+    """
+
+    def __init__(self, run: Path, step: int) -> None:
         self._writes = processes.is_first()
-        if self._writes:
-            run.mkdir(parents=True, exist_ok=True)
-            self._lines = (run / "metrics.jsonl").open("a", buffering=1)
-            self._events = EventFileWriter(str(run))
+        if not self._writes:
+            return
+        run.mkdir(parents=True, exist_ok=True)
+        path = run / "metrics.jsonl"
+        _drop_after(path, step)
+        self._lines = path.open("a", buffering=1)
+        self._events = EventFileWriter(str(run))
+        # TensorBoard forgets what older files have from this step on.
+        start = SessionLog(status=SessionLog.START)
+        self._events.add_event(Event(step=step + 1, wall_time=time.time(), session_log=start))
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Record scalars at a step."""
@@ -52,6 +65,19 @@ class MetricsWriter:
         if self._writes:
             self._lines.close()
             self._events.close()
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Keep a file's whole lines up to a step; a killed process may have left half of one."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n") and json.loads(line)["step"] <= step:
+            kept.append(line)
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text("".join(kept))
+    os.replace(unfinished, path)
 
 
 class Interval:

@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from agent import checkpoint, networks, objective, optimizer, processes, sharding, throughput
 from agent.checkpoint import TrainState
@@ -62,7 +63,8 @@ def train(config: TrainConfig) -> Path:
     try:
         config = checkpoints.resumed(config, pool.store.fingerprint)
         peak = throughput.peak(mesh)
-        with jax.set_mesh(mesh), MetricsWriter(config.run) as metrics:
+        begin = checkpoint.latest(config.run) or 0
+        with jax.set_mesh(mesh), MetricsWriter(config.run, begin) as metrics:
             state = checkpoints.restore(config, mesh) or checkpoint.fresh_state(config, mesh)
             run = Run(config, mesh, pool, checkpoints, metrics, peak)
             if processes.is_first():
@@ -236,7 +238,11 @@ class Run:
             disable=None if processes.is_first() else True,
             desc=config.method,
         )
-        with processes.StopRequest() as stop, contextlib.closing(drawn):
+        with (
+            processes.StopRequest() as stop,
+            contextlib.closing(drawn),
+            logging_redirect_tqdm(),
+        ):
             for step, batch in zip(bar, drawn, strict=True):
                 state = self._profiled(step - first, state, batch, interval)
                 done = step + 1

@@ -207,12 +207,45 @@ def test_a_run_starts_from_the_parameters_of_another(config, tmp_path):
         checkpoint.fresh_state(wider, make_mesh(wider.mesh))
 
 
+def started(run: Path, store: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "scripts.train", "tiny", "--run", str(run)]
+    command += ["--data.store", str(store), "--data.tasks", "cheetah_run", "--method", "bc"]
+    return subprocess.Popen([*command, *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(cheetah_store, tmp_path):
+    """Bitwise the same parameters and the same records, each step once."""
+    flags = ("--optimizer.steps", "4000", "--checkpoint-every", "50", "--log-every", "10")
+    broken, straight = tmp_path / "broken", tmp_path / "straight"
+    kills = 0
+    while kills < 3:
+        with started(broken, cheetah_store.path, *flags) as process:
+            before = checkpoint.latest(broken) or 0
+            while (checkpoint.latest(broken) or 0) <= before and process.poll() is None:
+                time.sleep(0.05)
+            time.sleep(0.1 * kills)
+            assert process.poll() is None, "finished before it could be killed"
+            process.kill()
+            kills += 1
+    for run in (broken, straight):
+        with started(run, cheetah_store.path, *flags) as process:
+            _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    assert recorded(broken) == recorded(straight)
+    lines = (broken / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(10, 4001, 10))
+    config = checkpoint.read_config(straight)
+    for left, right in zip(
+        saved(dataclasses.replace(config, run=broken)), saved(config), strict=True
+    ):
+        np.testing.assert_array_equal(left, right)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_says_so_and_ends_well(cheetah_store, tmp_path, number):
-    command = [sys.executable, "-m", "scripts.train", "tiny", "--run", str(tmp_path / "run")]
-    command += ["--data.store", str(cheetah_store.path), "--data.tasks", "cheetah_run"]
-    command += ["--method", "bc", "--optimizer.steps", "1000000", "--log-every", "10"]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    flags = ("--optimizer.steps", "1000000", "--log-every", "10")
+    with started(tmp_path / "run", cheetah_store.path, *flags) as process:
         while not (tmp_path / "run" / "metrics.jsonl").exists() or not recorded(tmp_path / "run"):
             assert process.poll() is None, process.stderr and process.stderr.read()
             time.sleep(0.1)
