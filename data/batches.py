@@ -117,11 +117,15 @@ def place_parts(part: Part, rows: int, steps: int, mesh: Mesh, how: Layout = "zi
     order, where = positions(steps, mesh.shape["ring"], how), sharding(mesh)
     shape = (rows, len(order))
     here: Any = where.addressable_devices_indices_map(shape).values()
-    mine = [
-        np.unique(np.concatenate([np.arange(size)[index[axis]] for index in here]))
-        for axis, size in enumerate(shape)
-    ]
+    mine = []
+    for axis, size in enumerate(shape):
+        needed = np.zeros(size, bool)
+        for index in here:
+            needed[index[axis]] = True
+        mine.append(np.flatnonzero(needed))
     local = part(mine[0], order[mine[1]])
+    if where.is_fully_addressable:
+        return jax.device_put(local, where)
 
     def on_device(array: np.ndarray) -> jax.Array:
         def of(index: Any) -> np.ndarray:

@@ -89,8 +89,11 @@ def pack(
     padding = (steps < 0) | (steps >= ends[-1])
     at = np.where(padding, 0, steps)
     owner = np.searchsorted(ends, at, side="right")
+    needed = np.zeros(len(ends), bool)
+    needed[owner] = True
     # The step before may belong to the trajectory before.
-    touched = np.union1d(owner, np.searchsorted(ends, np.maximum(at - 1, 0), side="right"))
+    needed[np.maximum(owner[at == (ends - counts)[owner]] - 1, 0)] = True
+    touched = np.flatnonzero(needed)
     parts = {i: _steps(chain, int(i), chunk) for i in touched}
     begin = (np.cumsum(counts[touched]) - counts[touched])[np.searchsorted(touched, owner)]
     here = begin + at - (ends - counts)[owner]
