@@ -37,6 +37,7 @@ class Preset:
         )
 
 
+# Learning rates and widths of the baselines are the best of the grids in docs/training.md.
 _BASELINE_MODEL = ModelConfig(packing="rsa", layers=2, width=256, memory="plain")
 
 _DEMO_MODEL = ModelConfig(chunk=8, positions="learned", layers=2, width=64, heads=2)
@@ -73,15 +74,15 @@ PRESETS: dict[str, Preset] = {
         "Decision Transformer of `make demo`: windows of 20 steps",
         method="dt",
         data={"batch_tokens": 32 * 20 * 3},
-        model=ModelConfig(packing="rsa", chunk=8, layers=2, width=32, heads=2, memory="plain"),
-        optimizer=OptimizerConfig(steps=1_500, learning_rate=4e-3),
+        model=ModelConfig(packing="rsa", chunk=8, layers=2, width=64, heads=2, memory="plain"),
+        optimizer=OptimizerConfig(steps=1_500, learning_rate=8e-3),
     ),
     "demo_bc10": Preset(
         "behaviour cloning of the best 10 % of `make demo`",
         method="bc10",
         data={"batch_tokens": 256},
         model=_BASELINE_MODEL,
-        optimizer=OptimizerConfig(steps=6_000, learning_rate=1e-3),
+        optimizer=OptimizerConfig(steps=6_000, learning_rate=3e-4),
     ),
     "at_step": Preset(
         "recommended start on one GPU: 32 trajectories, one token a step",
