@@ -40,7 +40,7 @@ def peak(mesh: Mesh) -> Peak:
 
     Outside of a mesh context, because each device computes by itself.
     """
-    device, count = mesh.devices.flat[0], jax.device_count()
+    device, count = mesh.devices.flat[0], mesh.devices.size
     for name, flops in _PEAKS.items():
         if name in device.device_kind:
             return Peak(flops * count, f"{count} × {name}'s bfloat16 peak")

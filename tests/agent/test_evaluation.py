@@ -33,7 +33,6 @@ def test_a_hidden_task_under_every_context(config):
     made = config(
         tasks=(RUN, BACK),
         model=COARSE,
-        mesh=MeshConfig(data=2, ring=4),
         data={"trajectories": 2, "fixed": True},
     )
     agent, pool = trained(made)

@@ -33,7 +33,8 @@ def losses(config: TrainConfig, steps: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_bpt_and_ring_train_alike(config, dropout):
     """The same losses within 1e-4 over the first 20 steps, on one device and around a ring."""
     model = ModelConfig(chunk=8, layers=2, width=16, heads=2, dropout=dropout)
@@ -54,12 +55,14 @@ def test_bpt_and_ring_train_alike(config, dropout):
     ],
 )
 def test_meshes_and_parts_of_a_batch_change_nothing_but_rounding(config, mesh, accumulation):
-    """A wide network with dropout, whose parameters and moments are split over devices."""
+    """A wide network with dropout, whose parameters and moments are split over devices; and bpt."""
     data = {"fixed": True, "batch_tokens": 132, "multiple": 4}
-    whole = config(model=WIDE, data=data, learning_rate=1e-3)
+    bpt = dataclasses.replace(WIDE, memory="bpt")
+    whole = config(model=bpt, data=data, learning_rate=1e-3)
     split = dataclasses.replace(
         whole,
         mesh=mesh,
+        model=WIDE,
         optimizer=dataclasses.replace(whole.optimizer, accumulation=accumulation),
     )
     if mesh.fsdp * mesh.ring > 1:

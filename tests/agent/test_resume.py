@@ -57,7 +57,7 @@ def test_resumed_equals_uninterrupted_bitwise(config, tmp_path, monkeypatch):
         model=SMALL,
         steps=6,
         tasks=BOTH,
-        data={"trajectories": 2},
+        data={"trajectories": 2, "fixed": True},
         checkpoint_every=2,
     )
     training.train(straight)
@@ -86,11 +86,12 @@ def test_an_incomplete_checkpoint_is_not_one(config):
     assert checkpoint.latest(made.run) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "memory"),
     [
-        pytest.param(MeshConfig(), "bpt", marks=pytest.mark.slow),
-        pytest.param(MeshConfig(ring=8), "ring", marks=pytest.mark.slow),
+        (MeshConfig(), "bpt"),
+        (MeshConfig(ring=8), "ring"),
         (MeshConfig(data=2, fsdp=2, tensor=2), "plain"),
     ],
 )

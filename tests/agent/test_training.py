@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from agent import checkpoint, networks, training
+from agent import checkpoint, networks, throughput, training
 from agent.config import MeshConfig, ModelConfig, TrainConfig
+from agent.describe import describe
 from agent.sharding import make_mesh
 from data.pool import Pool
 from data.sampling import placed
@@ -54,7 +55,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(config, monkeypatch):
     assert checkpoint.steps(made.run) == []  # nothing bad was saved
 
 
-def test_a_run_is_watched_in_jsonl_and_tensorboard(config):
+def test_a_run_is_watched_in_jsonl_and_tensorboard(config, caplog):
     """Losses also by place in the episode and by n, norms, speed, held-out errors, returns."""
     made = config(
         tasks=BOTH,
@@ -64,7 +65,12 @@ def test_a_run_is_watched_in_jsonl_and_tensorboard(config):
         evaluate_every=3,
         evaluate_rollouts=2,
     )
-    training.train(made)
+    with caplog.at_level("INFO", logger="agent"):
+        training.train(made)
+    said = "\n".join(record.message for record in caplog.records)
+    assert re.search(r"compiled    n = 2, \d × 4 steps: \d+\.\d s; \d+\.\d MiB temporary", said)
+    assert re.search(r"step 6/6  loss .* tokens/s  MFU .* % .* GiB  0m00s left", said)
+    assert re.search(r"eval 3/6  held_out/loss .*returns/cheetah_run/last", said)
     lines = [json.loads(line) for line in (made.run / "metrics.jsonl").read_text().splitlines()]
     training_lines = [line for line in lines if "loss" in line]
     evaluations = [line for line in lines if "held_out/loss" in line]
@@ -98,31 +104,40 @@ def test_the_loss_by_position_adds_up(config):
     assert line["learning_rate"] == pytest.approx(1e-2)
 
 
-def test_everything_derived_is_said_before_the_first_step(config, caplog):
+def test_everything_derived_is_said_before_the_first_step(config):
     made = config(
         tasks=BOTH,
-        steps=1,
         mesh=MeshConfig(data=2, ring=4),
         data={"fixed": True, "multiple": 4},
         optimizer={"accumulation": 2},
     )
-    with caplog.at_level("INFO", logger="agent"):
-        training.train(made)
-    text = "\n".join(record.message for record in caplog.records)
-    before, after = text.split("compiled    n = 3, 4 × 40 steps: ")
-    assert "step 1/1" in after and "MiB temporary" in after
-    for said in (
-        r"devices     8 × cpu \(cpu\): data 2 × fsdp 1 × ring 4 × tensor 1",
-        r"compiler    xla_cpu_prefer_vector_width=512",
-        r"network     at, [\d,]+ parameters, float32, computed in float32; with moments",
-        r"data        .*: 16 training and 4 held-out episodes; 99 % quantile of returns: ",
-        r"sequence    step packing, 8 environment steps a step; 3 trajectories × 11 steps × 1 "
-        r"tokens = 33 tokens a chain, 10 a device \(zigzag\); 17 observations and 48 actions a ",
-        r"memory      ring; 4 chains of that length a batch in 2 parts, 0\.\d\d GFLOP a step",
-        r"speed       MFU is relative to .* TFLOP/s: float32 products",
-        r"run         .*, seed 0, steps 0 to 1",
+    mesh = make_mesh(made.mesh)
+    pool = Pool.load(EpisodeStore(made.data.store), made.data.tasks, made.data.holdout)
+    sampler = networks.sampler(made, pool, pool.normalizer())
+    state = checkpoint.initial_state(made, mesh)
+    lines = list(describe(made, state, pool, sampler, mesh, throughput.peak(mesh)))
+    for line, said in zip(
+        lines,
+        (
+            r"devices     8 × cpu \(cpu\): data 2 × fsdp 1 × ring 4 × tensor 1",
+            r"compiler    xla_cpu_prefer_vector_width=512",
+            r"network     at, [\d,]+ parameters, float32, computed in float32; with moments .* MiB",
+            r"data        .*: 16 training and 4 held-out episodes; 99 % quantile of returns: ",
+            r"sequence    step packing, 8 environment steps a step; 3 trajectories × 11 steps × 1 "
+            r"tokens = 33 tokens a chain, 10 a device \(zigzag\); 17 observations and 48 actions",
+            r"memory      ring; 4 chains of that length a batch in 2 parts, 0\.\d\d GFLOP a step",
+            r"speed       MFU is relative to .* TFLOP/s: float32 products",
+            r"run         .*, seed 0, steps 0 to 4",
+        ),
+        strict=True,
     ):
-        assert re.search(said, before), said
+        assert re.match(said, line), line
+
+
+def test_peaks_of_devices_are_their_vendors():
+    device = type("Device", (), {"device_kind": "NVIDIA H200"})()
+    mesh = type("Mesh", (), {"devices": np.array([device] * 8)})()
+    assert throughput.peak(mesh).flops_per_second == 8 * 989e12
 
 
 def test_a_profile_is_recorded_when_asked_for(config):
