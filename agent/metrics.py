@@ -104,8 +104,14 @@ class Interval:
         self._since += seconds
 
     def add(self, trajectories: int, shape: tuple[int, int], values: Any) -> None:
-        """One step's n, B and S, and what it returned, still being computed."""
+        """One step's n, B and S, and what it returned, still being computed.
+
+        Waits for the step before the last: more of them in the queue would gain nothing, and pile
+        up their batches on the devices.
+        """
         self._pending.append((trajectories, shape, values))
+        if len(self._pending) > 2:
+            jax.block_until_ready(self._pending[-3][2])
 
     def close(self, step: int) -> dict[str, float]:
         """Wait for the interval's steps, the last of which was number ``step``, and sum them up.

@@ -98,6 +98,24 @@ def test_cached_rollout_equals_the_full_forward(config, monkeypatch, mesh, conte
         policy.record(now)
 
 
+def test_decision_transformer_on_whole_episodes_forgets_between_them(config):
+    """Each episode's actions are those of the full forward over it alone, at index 0."""
+    model = ModelConfig(packing="rsa", positions="learned", chunk=1, **SMALL)
+    made = agent_of(config(method="dt_long", model=model, mesh=MeshConfig(ring=2)))
+    policy = policies.make(made, batch=2, steps=5)
+    for episode in range(2):
+        alone = random_steps(2, 5, 5, 6, seed=episode)
+        with jax.set_mesh(made.mesh):
+            network = nnx.merge(made.structure, made.parameters)
+            laid_out = jax.jit(lambda batch, of=network: of(batch))(place(alone, made.mesh))
+        expected = np.asarray(laid_out)[:, inverse(positions(5, 2, "zigzag"))]
+        for step in range(5):
+            now = part(alone, slice(step, step + 1))
+            now = now._replace(trajectory=np.full((2, 1), episode, np.int32))
+            np.testing.assert_allclose(policy.act(now), expected[:, step], atol=2e-6)
+            policy.record(now)
+
+
 def test_a_full_cache_says_so(config):
     made = agent_of(config(model=ModelConfig(chunk=1, **SMALL)))
     steps = random_steps(2, 1, 5, 6, seed=0)

@@ -23,8 +23,9 @@ CLONE = ModelConfig(chunk=1, width=16)  # the cheapest network, where any will d
     ("method", "model", "tasks"),
     [
         ("at", ModelConfig(chunk=8, layers=2, width=16, heads=2), BOTH),
-        ("at", ModelConfig(packing="rsar", chunk=8, layers=1, width=16, heads=1), BOTH[:1]),
+        ("at", ModelConfig(packing="rsard", chunk=8, width=16, dtype="bfloat16"), BOTH[:1]),
         ("dt", ModelConfig(packing="rsa", chunk=8, width=16, memory="plain"), BOTH[:1]),
+        ("dt_long", ModelConfig(packing="rsa", chunk=8, width=16), BOTH[:1]),
         ("bc10", ModelConfig(chunk=1, width=16), BOTH[:1]),
     ],
 )
