@@ -53,7 +53,7 @@ class Compare:
 
 SIZES = {
     "demo": (
-        "about six minutes on 2 cores",
+        "six to nine minutes on 2 cores",
         Compare(run=Path("runs/demo"), data=home() / "demo"),
     ),
     "smoke": (
