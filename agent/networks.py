@@ -1,5 +1,7 @@
 """From a config to its network and its batches, for every method."""
 
+from functools import partial
+
 import jax
 from flax import nnx
 from jax.sharding import Mesh
@@ -68,14 +70,21 @@ def sampler(
     """
     data, model, multiple = config.data, config.model, config.resolved().data.multiple or 1
     most = min(data.trajectories, len(pool.held_out)) if held_out else data.trajectories
+    chains = partial(
+        ChainSampler,
+        pool=pool,
+        normalizer=normalizer,
+        packing=model.packing,
+        chunk=model.chunk,
+        batch_tokens=data.batch_tokens,
+        multiple=multiple,
+        held_out=held_out,
+    )
+    if config.method == "dt_long":
+        return chains(trajectories=1)
     if config.method == "at":
-        return ChainSampler(
-            pool=pool,
-            normalizer=normalizer,
-            packing=model.packing,
-            chunk=model.chunk,
+        return chains(
             trajectories=most,
-            batch_tokens=data.batch_tokens,
             fixed=data.fixed or held_out,
             top=data.top,
             relabel=data.relabel,
@@ -83,19 +92,6 @@ def sampler(
             loss_on=data.loss_on,
             cross_episode=model.cross_episode,
             index_range=data.index_range,
-            multiple=multiple,
-            held_out=held_out,
-        )
-    if config.method == "dt_long":
-        return ChainSampler(
-            pool=pool,
-            normalizer=normalizer,
-            packing=model.packing,
-            chunk=model.chunk,
-            trajectories=1,
-            batch_tokens=data.batch_tokens,
-            multiple=multiple,
-            held_out=held_out,
         )
     cloning = config.method in CLONED_FRACTION
     window = 1 if cloning else data.window

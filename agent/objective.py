@@ -28,7 +28,12 @@ class Errors(NamedTuple):
     @property
     def mean(self) -> jax.Array:
         """Over all steps; nothing marked gives 0, not NaN."""
-        return self.total.sum() / jnp.maximum(self.count.sum(), 1)
+        return self.total.sum() / self.steps
+
+    @property
+    def steps(self) -> jax.Array:
+        """How many steps are marked, 1 if none."""
+        return jnp.maximum(self.count.sum(), 1)
 
 
 def edges(timesteps: int, chunk: int) -> np.ndarray:

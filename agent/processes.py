@@ -1,6 +1,5 @@
 """Several processes, each with devices of its own, that are one run: who they are, how they end."""
 
-import logging
 import os
 import signal
 from types import FrameType, TracebackType
@@ -8,8 +7,6 @@ from typing import Any, Self
 
 import jax
 from jax.experimental import multihost_utils
-
-log = logging.getLogger(__name__)
 
 _COUNTS = ("JAX_NUM_PROCESSES", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 _LOST = ("Connection closed by peer", "Connection reset by peer", "heartbeat", "unavailable")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -21,7 +22,8 @@ from agent import checkpoint, networks, objective, optimizer, processes, shardin
 from agent.checkpoint import TrainState
 from agent.config import TrainConfig
 from agent.describe import describe
-from agent.metrics import Interval, MetricsWriter
+from agent.interval import Interval
+from agent.metrics import MetricsWriter
 from agent.validation import Validation
 from data.batches import Batch
 from data.pool import Pool
@@ -113,7 +115,7 @@ def make_step(config: TrainConfig, mesh: Mesh) -> TrainStep:
             config.optimizer.accumulation,
             mesh,
         )
-        gradient = jax.tree.map(lambda leaf: leaf / found.count.sum(), gradient)
+        gradient = jax.tree.map(lambda leaf: leaf / found.steps, gradient)
         change, moments = update.update(gradient, state.optimizer, state.parameters)
         parameters: Any = optax.apply_updates(state.parameters, change)
         values = {
@@ -153,10 +155,13 @@ def _accumulate(of: Callable[[Batch], Any], batch: Batch, parts: int, mesh: Mesh
         return jax.lax.with_sharding_constraint(apart, NamedSharding(mesh, where))
 
     apart = jax.tree.map(split, batch)
-    first = of(jax.tree.map(lambda array: array[0], apart))
-    rest = jax.tree.map(lambda array: array[1:], apart)
-    add = lambda total, part: jax.tree.map(jax.numpy.add, total, of(part))  # noqa: E731
-    return jax.lax.scan(lambda total, part: (add(total, part), None), first, rest)[0]
+    shapes = jax.eval_shape(of, jax.tree.map(lambda array: array[0], apart))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def add(total: Any, part: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, of(part)), None
+
+    return jax.lax.scan(add, nothing, apart)[0]
 
 
 class Drawn(NamedTuple):

@@ -66,13 +66,11 @@ class Draw(NamedTuple):
 
     Attributes:
         task: whose rewards count.
-        episodes: int ``[n]``, episodes of the store.
-        indices: int ``[n]``, what the network is told of their place in the chain.
+        episodes: int ``[n]``, episodes of the store, in no order.
     """
 
     task: str
     episodes: np.ndarray
-    indices: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class ChainSampler:
         return self.chains(count), count * self.steps
 
     def draw(self, seed: int, step: int, row: int, count: int) -> Draw:
-        """What the chain in one row of this step's batch is made of, in no order yet.
+        """What the chain in one row of this step's batch is made of.
 
         Raises:
             ValueError: more trajectories than there are training episodes.
@@ -167,43 +165,43 @@ class ChainSampler:
         task = pool.tasks[rng.integers(len(pool.tasks))]
         last = rng.choice(self._best[task])
         others = rng.choice(episodes[episodes != last], count - 1, replace=False)
-        indices = np.arange(count)
-        if self.index_range:
-            gaps = _rng(seed, step, row, _GAPS)
-            indices = np.sort(gaps.choice(self.index_range, count, replace=False))
-        return Draw(task, np.append(others, last), indices)
+        return Draw(task, np.append(others, last))
 
     def chain(self, seed: int, step: int, row: int, count: int) -> Chain:
         """The chain in one row of this step's batch; raises what `draw` does."""
-        return self._chain(self.draw(seed, step, row, count), _rng(seed, step, row, _SHUFFLE))
-
-    def _chain(self, draw: Draw, rng: np.random.Generator) -> Chain:
+        draw = self.draw(seed, step, row, count)
         return chain(
             [self.pool.trajectory(episode, draw.task) for episode in draw.episodes],
             scale=self.pool.best_return(draw.task),
             relabel=self.relabel,
             context=self.context,
-            rng=rng,
+            rng=_rng(seed, step, row, _SHUFFLE),
         )
+
+    def indices(self, seed: int, step: int, row: int, count: int) -> np.ndarray:
+        """What the network is told of each trajectory's place in that chain, int ``[n]``."""
+        if self.index_range is None:
+            return np.arange(count)
+        rng = _rng(seed, step, row, _GAPS)
+        return np.sort(rng.choice(self.index_range, count, replace=False))
 
     def part(self, seed: int, step: int, rows: np.ndarray, steps: np.ndarray) -> Batch:
         """See `Sampler.part`."""
         count = self.trajectories_at(seed, step)
-        packed = []
-        for row in map(int, rows):
-            draw = self.draw(seed, step, row, count)
-            packed.append(
+        batch = stack(
+            [
                 pack(
-                    self._chain(draw, _rng(seed, step, row, _SHUFFLE)),
+                    self.chain(seed, step, row, count),
                     chunk=self.chunk,
                     loss_on=self.loss_on,
                     cross_episode=self.cross_episode,
-                    indices=draw.indices,
+                    indices=self.indices(seed, step, row, count),
                     row=row,
                     steps=steps,
                 )
-            )
-        batch = stack(packed)
+                for row in map(int, rows)
+            ]
+        )
         observation = self.normalizer(batch.observation)
         observation[batch.order == PADDING] = 0
         return batch._replace(observation=observation)

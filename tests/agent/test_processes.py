@@ -100,11 +100,12 @@ def wait_for_a_step(run: Path, started: list[subprocess.Popen[str]]) -> None:
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_stops_all_at_the_same_step(cheetah_store, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_process_stops_all_at_the_same_step(cheetah_store, tmp_path, number):
     run = tmp_path / "run"
     started = start(run, cheetah_store.path, 2, "--optimizer.steps", "1000000", "--data.fixed")
     wait_for_a_step(run, started)
-    started[1].send_signal(signal.SIGTERM)
+    started[1].send_signal(number)
     ended = finish(started)
     assert [status for status, _ in ended] == [0, 0], ended
     assert f"stopped by a signal after step {checkpoint.latest(run)} of" in ended[0][1]
