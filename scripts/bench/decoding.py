@@ -23,18 +23,18 @@ def rotating(q: Array, q_order: Array, cache: ring.KV, mesh: Mesh) -> Array:
     to = [(i, (i + 1) % size) for i in range(size)]
 
     def shard(q: Array, k: Array, v: Array, order: Array) -> Array:
-        heads, shared = q.shape[2], k.shape[2]
+        groups = q.shape[2] // v.shape[1]
 
         def hop(_: Array, carry: tuple) -> tuple:
             (k, v, order), (highest, total, values) = carry
             following = lax.ppermute((k, v, order), "ring", to)
-            wide = (jnp.repeat(x, heads // shared, axis=2) for x in (k, v))
-            scores = jnp.einsum("bqhd,bkhd->bhqk", q, next(wide)) * q.shape[-1] ** -0.5
+            wide = (jnp.repeat(x, groups, axis=1) for x in (k, v))
+            scores = jnp.einsum("bqhd,bhdk->bhqk", q, next(wide)) * q.shape[-1] ** -0.5
             seen = (order >= 0) & (order <= q_order[:, None])
             scores = jnp.where(seen, scores, -jnp.inf)
             rising = jnp.maximum(highest, scores.max(-1))
             weights, shrink = jnp.exp(scores - rising[..., None]), jnp.exp(highest - rising)
-            added = jnp.einsum("bhqk,bkhd->bhqd", weights, next(wide))
+            added = jnp.einsum("bhqk,bhkd->bhqd", weights, next(wide))
             total = total * shrink + weights.sum(-1)
             return following, (rising, total, values * shrink[..., None] + added)
 
@@ -46,7 +46,7 @@ def rotating(q: Array, q_order: Array, cache: ring.KV, mesh: Mesh) -> Array:
         # All devices have the same; to say so takes a sum that the paper's program does not need.
         return lax.psum(out, "ring").swapaxes(1, 2) / size
 
-    rows = P(None, "ring")
-    return jax.shard_map(shard, mesh=mesh, in_specs=(P(), rows, rows, P("ring")), out_specs=P())(
+    keys, values = P(None, None, None, "ring"), P(None, None, "ring")
+    return jax.shard_map(shard, mesh=mesh, in_specs=(P(), keys, values, P("ring")), out_specs=P())(
         q, cache.k, cache.v, cache.order
     )

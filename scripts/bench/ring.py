@@ -147,7 +147,7 @@ def decode(arguments: argparse.Namespace) -> None:
     mesh = ring.make_mesh(ring=arguments.ring_size)
     _, k, v, _ = draw(mesh, capacity, heads)
     order = jax.device_put(jnp.arange(capacity), NamedSharding(mesh, P("ring")))
-    cache = ring.KV(k, v, order)
+    cache = jax.jit(ring.KV.of)(k, v, order)
     q, place = jnp.ones((1, 4, heads, 64)), jnp.arange(capacity - 4, capacity)
     still = jax.jit(functools.partial(ring.decode_attention, mesh=mesh))
     moving = jax.jit(functools.partial(decoding.rotating, mesh=mesh))

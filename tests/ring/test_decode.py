@@ -20,7 +20,7 @@ def entries(seed, batch, capacity, orders, key_heads=2, width=4):
     order = np.full(capacity, -1, np.int32)
     order[rng.choice(capacity, len(orders), replace=False)] = orders
     k, v = rng.normal(size=(2, batch, capacity, key_heads, width)).astype(np.float32)
-    return KV(k, v, order)
+    return KV.of(k, v, order)
 
 
 def queries(batch=4, length=3, heads=4, width=4):
@@ -30,13 +30,15 @@ def queries(batch=4, length=3, heads=4, width=4):
 def expected(oracle, q, q_order, caches, q_segments=None):
     batch = q.shape[0]
     k, v = (
-        np.concatenate([np.broadcast_to(c[n], (batch, *c[n].shape[1:])) for c in caches], axis=1)
-        for n in (0, 1)
+        np.concatenate(
+            [np.broadcast_to(x := np.transpose(c[n], to), (batch, *x.shape[1:])) for c in caches], 1
+        )
+        for n, to in enumerate([(0, 3, 1, 2), (0, 2, 1, 3)])
     )
     order, segments = (
         None
         if caches[0][n] is None
-        else np.concatenate([np.broadcast_to(c[n], (batch, c.k.shape[1])) for c in caches], axis=1)
+        else np.concatenate([np.broadcast_to(c[n], (batch, c.k.shape[3])) for c in caches], axis=1)
         for n in (2, 3)
     )
     options = {} if q_segments is None else {"segments": (q_segments, segments)}
@@ -83,7 +85,7 @@ def test_one_token_at_a_time_equals_attention_over_the_sequence():
     order = np.full(12, -1, np.int32)
     for t in range(12):
         order[t] = t
-        out = decode(q[:, t : t + 1], jnp.array([t]), KV(k, v, order))
+        out = decode(q[:, t : t + 1], jnp.array([t]), KV.of(k, v, order))
         np.testing.assert_allclose(out, whole[:, t : t + 1], rtol=1e-5, atol=1e-5)
 
 
@@ -107,5 +109,5 @@ def test_refusals():
         ring.decode_attention(q, at, [cache], q_segments=at)
     with pytest.raises(ValueError, match=r"order of the query has shape \(2,\)"):
         ring.decode_attention(q, at[:2], [cache])
-    with pytest.raises(ValueError, match=r"queries \(3, 3, 4, 4\) need both as \[3 or 1"):
+    with pytest.raises(ValueError, match=r"queries \(3, 3, 4, 4\) need \[3 or 1"):
         ring.decode_attention(q[:3], at, [cache])

@@ -23,7 +23,7 @@ def test_rotating_decoding_equals_the_cache_at_rest():
     k, v = (jax.random.normal(key, (2, 64, 2, 8)) for key in keys[1:])
     order = np.random.default_rng(0).permutation(64).astype(np.int32)
     order[order > 50] = -1
-    cache, place = ring.KV(k, v, jnp.asarray(order)), jnp.array([30, 45, 50])
+    cache, place = ring.KV.of(k, v, jnp.asarray(order)), jnp.array([30, 45, 50])
     expected = ring.decode_attention(q, place, [cache], mesh=mesh)
     found = jax.jit(lambda *x: decoding.rotating(*x, mesh))(q, place, cache)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
