@@ -1,11 +1,13 @@
 """The key/value cache of a rollout: it stays where it is, sharded over the ring by step.
 
-Step s of the suffix belongs to device s mod R and to that device's row group s // R, so shards
-fill evenly. A row's token order follows from where it lies, so it is fixed when the cache is
-made: rows not written yet have an order beyond every query and are never attended to.
+Step s of the suffix belongs to device s mod R and to that device's row group s // R mod G, so
+shards fill evenly, and a full cache begins again where its oldest steps lay. A row holds nothing
+until it is written (order −1), and again when its trajectory is forgotten. Every layer has arrays
+of its own: slices of one array for all would be copied at every step.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,40 +16,37 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import ring
 
-_ROWS = PartitionSpec(None, ("data", "fsdp"), "ring", "tensor")
-_NEW = PartitionSpec(("data", "fsdp"), None, "tensor")
+_BATCH = ("data", "fsdp")
+_KEYS = PartitionSpec(_BATCH, "tensor", None, "ring")
+_VALUES = PartitionSpec(_BATCH, "tensor", "ring")
+_ROWS = PartitionSpec("ring")
+_NEW = PartitionSpec(_BATCH, "tensor")
 
 
 class Cache(NamedTuple):
-    """Keys and values of all layers, with the token order of each row.
+    """Keys and values of all layers, with what attention knows of each row.
 
     Attributes:
-        key: ``[L, B, C, H, D]``, keys already rotated; C sharded over the ring.
-        value: ``[L, B, C, H, D]``.
-        order: ``[C]`` or ``[B, C]`` int32 token order.
+        key: of each layer ``[B, H, D, C]``, already rotated; C sharded over the ring. B is 1 for a
+            prefix that all environments share.
+        value: of each layer ``[B, H, C, D]``.
+        order: ``[C]`` or ``[B, C]`` int32 token order; −1 holds nothing.
         segments: like ``order``, the trajectories, where they do not see each other; or None.
     """
 
-    key: jax.Array
-    value: jax.Array
+    key: tuple[jax.Array, ...]
+    value: tuple[jax.Array, ...]
     order: jax.Array
     segments: jax.Array | None
 
-    def layer(self, index: jax.Array) -> ring.KV:
+    def layer(self, index: int) -> ring.KV:
         """One layer's part."""
         return ring.KV(self.key[index], self.value[index], self.order, self.segments)
 
 
-def row_order(steps: int, tokens_per_step: int, ring_size: int, first_step: int) -> np.ndarray:
-    """Token order of every row of a cache for ``steps`` steps that follow ``first_step`` others.
-
-    Returns:
-        ``[C]`` int32 with C = R · ceil(steps / R) · tokens_per_step, device after device.
-    """
-    groups = -(-steps // ring_size)
-    step = np.arange(groups)[None, :, None] * ring_size + np.arange(ring_size)[:, None, None]
-    slot = np.arange(tokens_per_step)
-    return ((first_step + step) * tokens_per_step + slot).reshape(-1).astype(np.int32)
+def capacity(steps: int, tokens_per_step: int, ring_size: int) -> int:
+    """Rows of a cache with room for ``steps`` steps: C = R · G · tokens_per_step."""
+    return -(-steps // ring_size) * ring_size * tokens_per_step
 
 
 def empty(
@@ -55,60 +54,109 @@ def empty(
     *,
     layers: int,
     batch: int,
-    steps: int,
-    tokens_per_step: int,
+    rows: int,
     heads: int,
     head_dim: int,
     dtype: str,
-    first_step: int = 0,
-    episode: int | None = None,
+    segmented: bool,
 ) -> Cache:
-    """A cache with room for ``steps`` steps after ``first_step`` steps kept elsewhere.
+    """A cache of ``rows`` rows (see `capacity`) that hold nothing."""
 
-    With ``episode``, the steps of one, those of different episodes do not see each other.
-    """
-    order = row_order(steps, tokens_per_step, mesh.shape["ring"], first_step)
-    rows, whole = NamedSharding(mesh, _ROWS), NamedSharding(mesh, PartitionSpec("ring"))
-    zeros = jax.jit(
-        lambda: jnp.zeros((layers, batch, len(order), heads, head_dim), jnp.dtype(dtype)),
-        out_shardings=rows,
+    def full(shape: tuple[int, ...], value: int, dtype: str, spec: PartitionSpec) -> jax.Array:
+        where = NamedSharding(mesh, spec)
+        return jax.jit(lambda: jnp.full(shape, value, jnp.dtype(dtype)), out_shardings=where)()
+
+    shape = (batch, heads, head_dim, rows)
+    turned = (batch, heads, rows, head_dim)
+    return Cache(
+        key=tuple(full(shape, 0, dtype, _KEYS) for _ in range(layers)),
+        value=tuple(full(turned, 0, dtype, _VALUES) for _ in range(layers)),
+        order=full((rows,), -1, "int32", _ROWS),
+        segments=full((rows,), -1, "int32", _ROWS) if segmented else None,
     )
-    segments = None
-    if episode is not None:
-        segments = jax.device_put(order // (episode * tokens_per_step), whole)
-    return Cache(zeros(), zeros(), jax.device_put(order, whole), segments)
 
 
-def write(
-    stored: jax.Array,
-    new: jax.Array,
+def of(
+    key: jax.Array,
+    value: jax.Array,
+    order: jax.Array,
+    segments: jax.Array | None,
     *,
-    layer: jax.Array,
-    step: jax.Array,
-    first_slot: int,
-    tokens_per_step: int,
-) -> jax.Array:
-    """Put the new rows of one step into one layer, in place where the buffer is donated.
+    dtype: str,
+    shared: bool,
+) -> Cache:
+    """A prefix from what the forward pass computed, on the devices where it lies.
 
     Args:
-        stored: ``[L, B, C, H, D]``, sharded as `empty` makes it.
-        new: ``[B, t, H, D]``, rows of t consecutive slots of the step, replicated over the ring.
-        layer: int32 scalar.
-        step: int32 scalar, counted from the suffix's start.
-        first_slot: slot of the first new row.
+        key: of all layers ``[L, B, C, H, D]``.
+        value: the same.
+        order: ``[B, C]`` int32.
+        segments: ``[B, C]`` int32 or None.
+        dtype: to keep keys and values in.
+        shared: all rows of the batch are one chain, of which one is kept.
+    """
+    rows = slice(0, 1) if shared else slice(None)
+    each = [ring.KV.of(k[rows], v[rows], order) for k, v in zip(key, value, strict=True)]
+    batch = None if shared else _BATCH
+    keys, values = (PartitionSpec(batch, *spec[1:]) for spec in (_KEYS, _VALUES))
+    put = jax.lax.with_sharding_constraint
+    return Cache(
+        key=tuple(put(kv.k.astype(dtype), keys) for kv in each),
+        value=tuple(put(kv.v.astype(dtype), values) for kv in each),
+        order=order[rows],
+        segments=None if segments is None else segments[rows],
+    )
+
+
+@partial(jax.jit, static_argnums=(2, 3), donate_argnums=0)
+def append(
+    cache: Cache, new: Cache, first_slot: int, tokens_per_step: int, step: jax.Array
+) -> Cache:
+    """Write the rows of some slots of one step, in place.
+
+    A program of its own: in one that reads the cache as well, compilers keep copies of it.
+
+    Args:
+        cache: is given up.
+        new: the rows, C = t of consecutive slots, the same on all devices of the ring.
+        first_slot: the slot of the first of them.
         tokens_per_step: rows of a whole step.
+        step: int32 scalar, counted from the suffix's start.
     """
 
-    def on_device(stored: jax.Array, new: jax.Array, place: jax.Array) -> jax.Array:
-        layer, step = place[0], place[1]
-        size = jax.lax.axis_size("ring")
-        row = (step // size) * tokens_per_step + first_slot
-        start = (layer, 0, row, 0, 0)
-        old = jax.lax.dynamic_slice(stored, start, (1, *new.shape))
-        mine = step % size == jax.lax.axis_index("ring")
-        return jax.lax.dynamic_update_slice(stored, jnp.where(mine, new[None], old), start)
+    def on_device(cache: Cache, new: Cache, step: jax.Array) -> Cache:
+        put = partial(_put, step=step, first_slot=first_slot, tokens_per_step=tokens_per_step)
+        return Cache(
+            key=tuple(put(*each, axis=3) for each in zip(cache.key, new.key, strict=True)),
+            value=tuple(put(*each, axis=2) for each in zip(cache.value, new.value, strict=True)),
+            order=put(cache.order, new.order, axis=0),
+            segments=None if new.segments is None else put(cache.segments, new.segments, axis=0),
+        )
 
-    place = jnp.stack([layer, step]).astype(jnp.int32)
-    return jax.shard_map(on_device, in_specs=(_ROWS, _NEW, PartitionSpec()), out_specs=_ROWS)(
-        stored, new.astype(stored.dtype), place
-    )
+    def specs(key: Any, value: Any, rows: Any) -> Any:
+        each = Cache((key,) * len(cache.key), (value,) * len(cache.key), rows, rows)
+        return each if cache.segments is not None else each._replace(segments=None)
+
+    stored, whole = specs(_KEYS, _VALUES, _ROWS), PartitionSpec()
+    return jax.shard_map(
+        on_device, in_specs=(stored, specs(_NEW, _NEW, whole), whole), out_specs=stored
+    )(cache, new, step)
+
+
+def _put(
+    stored: Any, new: Any, *, axis: int, step: jax.Array, first_slot: int, tokens_per_step: int
+) -> jax.Array:
+    """On one device: the new rows where they belong along an axis, if they belong here."""
+    size = jax.lax.axis_size("ring")
+    groups = stored.shape[axis] // tokens_per_step
+    row = step // size % groups * tokens_per_step + first_slot
+    old = jax.lax.dynamic_slice_in_dim(stored, row, new.shape[axis], axis)
+    mine = step % size == jax.lax.axis_index("ring")
+    kept = jnp.where(mine, new.astype(stored.dtype), old)
+    return jax.lax.dynamic_update_slice_in_dim(stored, kept, row, axis)
+
+
+@partial(jax.jit, donate_argnums=0)
+def forget(order: jax.Array, before: jax.Array | np.int32) -> jax.Array:
+    """Row orders once tokens of an order below ``before`` are forgotten."""
+    return jnp.where(order < before, -1, order)

@@ -13,7 +13,7 @@ the backward pass (ZeRO, arXiv 1910.02054).
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -73,8 +73,7 @@ class Tokens(NamedTuple):
     chain: jax.Array
 
 
-Attend = Callable[[jax.Array, jax.Array, jax.Array, Any, jax.Array], tuple[jax.Array, Any, Any]]
-"""(query, key, value ``[B, T, H, D]``, carried state, layer) → (output, state, kept per layer)."""
+State = TypeVar("State")
 
 
 class Block(nnx.Module):
@@ -189,8 +188,8 @@ class AgenticTransformer(nnx.Module):
         tokens = self.embed(batch, range(slots))
         tokens = jax.lax.with_sharding_constraint(tokens, _ACTIVATIONS)
 
-        def attend(query, key, value, state, layer):
-            out = ring.attention(
+        def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            return ring.attention(
                 query,
                 key,
                 value,
@@ -199,11 +198,10 @@ class AgenticTransformer(nnx.Module):
                 segments=None if self.config.cross_episode else tokens.trajectory,
                 block_size=self.config.block_size,
             )
-            return out, state, (key, value)
 
         # Saving attention's output and log-sum-exp spares the backward pass a second ring.
         policy = jax.checkpoint_policies.save_only_these_names("attention_out", "attention_lse")
-        x, _, kept = self.run_blocks(tokens, attend, None, remat=policy, dropout_key=dropout_key)
+        x, kept = self.run_blocks(tokens, attend, remat=policy, dropout_key=dropout_key)
         acting = x.reshape(x.shape[0], -1, slots, x.shape[-1])[:, :, self.acting_slot]
         return self.act(acting), kept, tokens
 
@@ -260,40 +258,60 @@ class AgenticTransformer(nnx.Module):
     def run_blocks(
         self,
         tokens: Tokens,
-        attend: Attend,
-        state: Any,
+        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
         *,
-        remat: Any = None,
-        dropout_key: jax.Array | None = None,
-    ) -> tuple[jax.Array, Any, Any]:
-        """All blocks over the tokens by one scan.
+        remat: Any,
+        dropout_key: jax.Array | None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """All blocks over the tokens by one scan, so that compile time does not grow with depth.
 
         Args:
             tokens: embedded tokens.
-            attend: attention, given the carried state (a cache when decoding).
-            state: what ``attend`` carries from layer to layer.
-            remat: a checkpoint policy, when gradients are wanted.
+            attend: attention of query, key and value ``[B, T, H, D]``.
+            remat: a checkpoint policy, for gradients.
             dropout_key: see `forward`.
 
         Returns:
-            Tokens ``[B, T, E]`` after the last block, the state, what ``attend`` kept per layer.
+            Tokens ``[B, T, E]`` after the last block; keys and values ``[L, B, T, H, D]``.
         """
         structure, parameters = nnx.split(self.blocks)
         index = self._rotation(tokens)
 
-        def body(carry, layer):
-            x, state = carry
+        def body(x, layer):
             block = nnx.merge(structure, sharding.gathered(layer[0], dtype=self.config.dtype))
             query, key, value = block.attention_inputs(x, index)
-            attended, state, kept = attend(query, key, value, state, layer[1])
+            attended = attend(query, key, value)
             drop = None if dropout_key is None else jax.random.fold_in(dropout_key, layer[1])
-            return (block.finish(x, attended, tokens, drop), state), kept
+            return block.finish(x, attended, tokens, drop), (key, value)
 
-        if remat is not None:
-            body = jax.checkpoint(body, policy=remat)
         layers = (parameters, jnp.arange(self.config.layers))
-        (x, state), kept = jax.lax.scan(body, (tokens.values, state), layers)
-        return x, state, kept
+        return jax.lax.scan(jax.checkpoint(body, policy=remat), tokens.values, layers)
+
+    def run_layers(
+        self,
+        layers: Sequence[nnx.State],
+        tokens: Tokens,
+        attend: Callable[..., tuple[jax.Array, State]],
+        state: State,
+    ) -> tuple[jax.Array, State]:
+        """The same written out, for a state with parts for each layer that must not be copied.
+
+        Args:
+            layers: parameters of each, whole (see `agent.sharding.gathered`).
+            tokens: embedded tokens.
+            attend: (query, key, value ``[B, T, H, D]``, state, layer) → (output, state).
+            state: a cache.
+
+        Returns:
+            Tokens ``[B, T, E]`` after the last block, and the state.
+        """
+        structure, _ = nnx.split(self.blocks)
+        index, x = self._rotation(tokens), tokens.values
+        for number, parameters in enumerate(layers):
+            block = nnx.merge(structure, parameters)
+            attended, state = attend(*block.attention_inputs(x, index), state, number)
+            x = block.finish(x, attended, tokens, None)
+        return x, state
 
     def act(self, x: jax.Array) -> jax.Array:
         """Actions ``[B, S, c·A]`` float32 from the acting tokens' outputs ``[B, S, E]``."""

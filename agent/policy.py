@@ -1,17 +1,18 @@
 """Policies: an agent that remembers what it has seen, one step at a time."""
 
 from collections import deque
-from functools import partial
-from typing import Any, Protocol
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
 import ring
 from agent import cache as caches
-from agent import networks
+from agent import networks, sharding
 from agent.cache import Cache
 from agent.checkpoint import Agent
 from data.batches import Batch, place, take
@@ -30,19 +31,31 @@ class Policy(Protocol):
         ...
 
 
+class Weights(NamedTuple):
+    """Parameters as decoding reads them: whole on every device but for ``tensor``.
+
+    Attributes:
+        outer: of the network; those of the blocks are not read.
+        layers: of each block.
+    """
+
+    outer: nnx.State
+    layers: tuple[nnx.State, ...]
+
+
 class ChainPolicy:
     """A transformer with one cache: across all episodes of a chain, or of the current one only.
 
-    Args:
-        agent: a trained Agentic Transformer.
-        batch: B, environments in lock step.
-        steps: the most steps that will be appended.
-        context: packed chains ``[B, S, …]`` that precede the agent's own episodes (None: none).
-
     Decision Transformer on whole episodes (dt_long) forgets everything between them.
+
+    Args:
+        agent: a trained transformer.
+        batch: B, environments in lock step.
+        steps: the most steps of the own episodes that are known at a time.
+        dtype: of cached keys and values; by default what the network computes in.
     """
 
-    def __init__(self, agent: Agent, *, batch: int, steps: int, context: Batch | None) -> None:
+    def __init__(self, agent: Agent, *, batch: int, steps: int, dtype: str | None = None) -> None:
         config = agent.config.model
         shards = agent.mesh.shape["data"] * agent.mesh.shape["fsdp"]
         if batch % shards:
@@ -50,39 +63,78 @@ class ChainPolicy:
                 f"{batch} rollouts do not divide over mesh.data × mesh.fsdp = {shards}; "
                 f"use {-(-batch // shards) * shards}"
             )
-        self._agent = agent
+        self._agent, self._batch, self._capacity = agent, batch, steps
+        self._dtype = dtype or config.dtype
         self._slots = len(SLOTS[config.packing])
         self._forgets = agent.config.method == "dt_long"
-        episode = None if config.cross_episode else networks.dimensions(agent.config).timesteps
         # `step` tokens carry the reward of the step before: nothing is left to record.
         self._acting = 1 if config.packing == "step" else 2
-        self._first = 0 if context is None else context.order.shape[1]
-        self._written = 0
-        self._capacity = steps
+        self._prefix: tuple[Cache, ...] = ()
+        self._context: Batch | None = None  # that the prefix holds whole
+        self._first = self._written = self._known_from = 0
         with jax.set_mesh(agent.mesh):
-            self._prefix = () if context is None else (_prefill(agent, context),)
+            self._weights = _weights(agent.parameters, config.layers, config.dtype)
             self._cache = caches.empty(
                 agent.mesh,
                 layers=config.layers,
                 batch=batch,
-                steps=steps,
-                tokens_per_step=self._slots,
+                rows=caches.capacity(steps, self._slots, agent.mesh.shape["ring"]),
                 heads=config.heads,
                 head_dim=config.width // config.heads,
-                dtype=config.dtype,
-                first_step=self._first,
-                episode=episode,
+                dtype=self._dtype,
+                segmented=not config.cross_episode,
             )
+
+    def remember(self, context: Batch | None) -> None:
+        """Know these chains and nothing else, as exactly as training does.
+
+        A context that is known already, and whole, is not computed again.
+
+        Args:
+            context: packed chains ``[B, S, …]``, or one ``[1, S, …]`` that all environments share;
+                padding only at the end. None: nothing.
+        """
+        again = self._context is not None and _same(self._context, context)
+        if not again:
+            self._prefix, self._first, self._context = (), 0, context
+        emptied = caches.forget(self._cache.order, np.iinfo(np.int32).max)
+        self._cache = self._cache._replace(order=emptied)
+        self._written = self._known_from = 0
+        if context is None or again:
+            return
+        self._first = int((context.order >= 0).sum(axis=1).max())
+        rows = context.order.shape[0]
+        shared = rows == 1 and self._batch > 1
+        if shared:  # every data shard computes it
+            shards = self._agent.mesh.shape["data"] * self._agent.mesh.shape["fsdp"]
+            context = take(context, np.zeros(shards, int), np.arange(context.order.shape[1]))
+        elif rows != self._batch:
+            raise ValueError(f"a context of {rows} chains for {self._batch} environments")
+        with jax.set_mesh(self._agent.mesh):
+            self._prefix = (_prefill(self._agent, context, dtype=self._dtype, shared=shared),)
+
+    def forget(self, before: int) -> None:
+        """Leave out all steps before this one, counted from the beginning of the context.
+
+        What later tokens took from them stays: their keys and values are not computed again.
+        """
+        self._known_from, self._context = max(0, before - self._first), None
+        with jax.set_mesh(self._agent.mesh):
+            *prefix, own = (
+                each._replace(order=caches.forget(each.order, np.int32(before * self._slots)))
+                for each in (*self._prefix, self._cache)
+            )
+        self._prefix, self._cache = tuple(prefix), own
 
     def act(self, step: Batch) -> np.ndarray:
         """See `Policy.act`.
 
         Raises:
-            ValueError: more steps than the cache has room for.
+            ValueError: more steps are to be known than the cache has room for.
         """
         if self._forgets and step.timestep[0, 0] == 0:
-            self._written = 0  # rows of later orders are not seen, and written again in time
-        if self._written >= self._capacity:
+            self.remember(None)
+        if self._written - self._known_from >= self._capacity:
             raise ValueError(f"the cache has room for {self._capacity} steps, and all are taken")
         return np.asarray(self._append(step, tuple(range(self._acting))))
 
@@ -97,64 +149,84 @@ class ChainPolicy:
         if self._forgets:
             step = step._replace(trajectory=np.zeros_like(step.trajectory))
         with jax.set_mesh(self._agent.mesh):
-            self._cache, action = _decode(
-                self._agent.structure,
-                slots,
-                self._agent.parameters,
-                self._cache,
-                self._prefix,
-                step,
-                np.int32(self._written),
+            new, action = _decoder(self._agent.mesh)(
+                self._agent.structure, slots, self._weights, self._cache, self._prefix, step
             )
+            written = np.int32(self._written)
+            self._cache = caches.append(self._cache, new, slots[0], self._slots, written)
         return action
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def _same(ours: Batch, theirs: Batch | None) -> bool:
+    return theirs is not None and all(map(np.array_equal, ours, theirs))
+
+
+@cache
+def _decoder(mesh: Mesh) -> Any:
+    """`_decode` compiled for a mesh."""
+    return jax.jit(_decode, static_argnums=(0, 1), compiler_options=sharding.compiler_options(mesh))
+
+
 def _decode(
     structure: nnx.GraphDef,
     slots: tuple[int, ...],
-    parameters: nnx.State,
-    cache: Cache,
+    weights: Weights,
+    own: Cache,
     prefix: tuple[Cache, ...],
     step: Batch,
-    written: jax.Array,
 ) -> tuple[Cache, jax.Array]:
-    """Append some slots of one step to the cache; actions ``[B, c·A]`` if they include acting."""
-    model: Any = networks.assemble(structure, parameters)
+    """Keys and values of some slots of one step, and actions ``[B, c·A]`` if these include acting.
+
+    Orders and segments are those of the first environment: all are in lock step.
+    """
+    model: Any = nnx.merge(structure, weights.outer)
     tokens = model.embed(step, slots)
-    put = partial(
-        caches.write,
-        step=written,
-        first_slot=slots[0],
-        tokens_per_step=len(SLOTS[model.config.packing]),
+    order = tokens.order[0]
+    segments = None if model.config.cross_episode else tokens.trajectory[0]
+
+    def attend(query, key, value, new, layer):
+        fresh = ring.KV.of(key.astype(own.key[0].dtype), value.astype(own.key[0].dtype), order)
+        fresh = fresh._replace(segments=segments)
+        cached = [each.layer(layer) for each in (*prefix, own)]
+        out = ring.decode_attention(query, order, cached, new=fresh, q_segments=segments)
+        return out, new._replace(key=(*new.key, fresh.k), value=(*new.value, fresh.v))
+
+    x, new = model.run_layers(weights.layers, tokens, attend, Cache((), (), order, segments))
+    acting = model.acting_slot if model.acting_slot in slots else slots[-1]
+    action = model.act(x[:, slots.index(acting)])
+    return new, jax.lax.with_sharding_constraint(action, PartitionSpec())
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _weights(parameters: nnx.State, layers: int, dtype: str) -> Weights:
+    stacked: Any = parameters[sharding.STACKED]
+    each = (jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(layers))
+    return Weights(
+        outer=sharding.gathered(parameters, but=sharding.STACKED),
+        layers=tuple(sharding.gathered(layer, dtype=dtype) for layer in each),
     )
 
-    def attend(query, key, value, cache, layer):
-        cache = cache._replace(
-            key=put(cache.key, key, layer=layer), value=put(cache.value, value, layer=layer)
-        )
-        parts = [each.layer(layer) for each in (*prefix, cache)]
-        segments = None if model.config.cross_episode else tokens.trajectory
-        return ring.decode_attention(query, tokens.order, parts, q_segments=segments), cache, None
 
-    x, cache, _ = model.run_blocks(tokens, attend, cache)
-    acting = model.acting_slot if model.acting_slot in slots else slots[-1]
-    return cache, model.act(x[:, slots.index(acting)])
-
-
-def _prefill(agent: Agent, context: Batch) -> Cache:
+def _prefill(agent: Agent, context: Batch, *, dtype: str, shared: bool) -> Cache:
     """Keys and values of a context, left on the mesh where the training path computes them."""
     apart = not agent.config.model.cross_episode
     laid_out = place(context, agent.mesh, "contiguous" if apart else "zigzag")
-    (key, value), tokens = _forward_kept(agent.structure, agent.parameters, laid_out)
-    return Cache(key, value, tokens.order, tokens.trajectory if apart else None)
+    return _prefiller(agent.mesh)(agent.structure, dtype, shared, agent.parameters, laid_out)
 
 
-@partial(jax.jit, static_argnums=0)
-def _forward_kept(structure: nnx.GraphDef, parameters: nnx.State, context: Batch) -> Any:
+@cache
+def _prefiller(mesh: Mesh) -> Any:
+    options = sharding.compiler_options(mesh)
+    return jax.jit(_forward_kept, static_argnums=(0, 1, 2), compiler_options=options)
+
+
+def _forward_kept(
+    structure: nnx.GraphDef, dtype: str, shared: bool, parameters: nnx.State, context: Batch
+) -> Cache:
     model: Any = networks.assemble(structure, parameters)
-    _, kept, tokens = model.forward(context)
-    return kept, tokens._replace(values=None)
+    _, (key, value), tokens = model.forward(context)
+    segments = None if model.config.cross_episode else tokens.trajectory
+    return caches.of(key, value, tokens.order, segments, dtype=dtype, shared=shared)
 
 
 class WindowPolicy:
@@ -191,11 +263,12 @@ class WindowPolicy:
 
 @partial(jax.jit, static_argnums=0)
 def _predict(structure: nnx.GraphDef, parameters: nnx.State, batch: Batch) -> jax.Array:
-    return networks.assemble(structure, parameters)(jax.tree.map(jnp.asarray, batch))
+    actions = networks.assemble(structure, parameters)(jax.tree.map(jnp.asarray, batch))
+    return jax.lax.with_sharding_constraint(actions, PartitionSpec())
 
 
-def make(agent: Agent, *, batch: int, steps: int, context: Batch | None = None) -> Policy:
-    """The policy that fits an agent's method; only the Agentic Transformer takes a context."""
+def make(agent: Agent, *, batch: int, steps: int, dtype: str | None = None) -> Policy:
+    """The policy that fits an agent's method; see `ChainPolicy` for the arguments."""
     if agent.config.method in ("at", "dt_long"):
-        return ChainPolicy(agent, batch=batch, steps=steps, context=context)
+        return ChainPolicy(agent, batch=batch, steps=steps, dtype=dtype)
     return WindowPolicy(agent)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from agent import cache as caches
 from agent import networks
 from agent import policy as policies
-from agent.cache import row_order
 from agent.checkpoint import Agent
 from agent.config import MeshConfig, ModelConfig
 from agent.sharding import make_mesh
@@ -58,12 +58,13 @@ def part(batch: Batch, steps: slice) -> Batch:
 @pytest.mark.parametrize(
     ("mesh", "context", "model"),
     [
-        ({}, 0, {"packing": "step", "positions": "learned"}),
+        pytest.param({}, 0, {"packing": "step", "positions": "learned"}, marks=pytest.mark.slow),
         ({}, 10, {"packing": "rsar", "positions": "rotary"}),
         ({"data": 2, "ring": 4}, 10, {"packing": "step", "positions": "learned"}),
-        ({"data": 2, "ring": 4}, 0, {"packing": "rsar", "positions": "rotary"}),
-        ({"ring": 8}, 10, {"packing": "rsar", "positions": "rotary"}),
+        pytest.param({"data": 2, "ring": 4}, 0, {"packing": "rsar"}, marks=pytest.mark.slow),
+        pytest.param({"ring": 8}, 10, {"packing": "rsar"}, marks=pytest.mark.slow),
         ({"ring": 8}, 0, {"packing": "step", "positions": "global", "completion": True}),
+        pytest.param({"ring": 2}, 10, {"packing": "rsa"}, marks=pytest.mark.slow),
         ({"ring": 4, "tensor": 2}, 10, {"packing": "rsard", "positions": "global"}),
         ({"ring": 4}, 10, {"packing": "rsa", "cross_episode": False}),
         ({}, 10, {"packing": "step", "positions": "timestep", "cross_episode": False}),
@@ -85,7 +86,8 @@ def test_cached_rollout_equals_the_full_forward(config, monkeypatch, mesh, conte
     expected = np.asarray(laid_out)[:, back][:, : context + 10]
 
     prefix = part(whole, slice(0, context)) if context else None
-    policy = policies.make(made, batch=2, steps=10, context=prefix)
+    policy = policies.ChainPolicy(made, batch=2, steps=10)
+    policy.remember(prefix)
     for step in range(10):
         now = part(whole, slice(context + step, context + step + 1))
         blind = now._replace(
@@ -132,10 +134,24 @@ def test_rollouts_that_do_not_divide_are_refused(config):
         policies.make(made, batch=3, steps=1)
 
 
-def test_rows_of_the_cache_fill_the_shards_evenly():
-    order = row_order(steps=5, tokens_per_step=2, ring_size=2, first_step=10).reshape(2, -1)
-    assert order[0].tolist() == [20, 21, 24, 25, 28, 29]  # steps 0, 2, 4 after ten others
-    assert order[1].tolist() == [22, 23, 26, 27, 30, 31]  # steps 1, 3 and one never written
+def test_rows_fill_the_shards_evenly_and_a_full_cache_begins_again():
+    """Two slots a step on a ring of 2, room for 4 steps, 6 written after ten others."""
+    mesh = make_mesh(MeshConfig(ring=2))
+    sizes = {"layers": 1, "batch": 1, "heads": 1, "head_dim": 4, "dtype": "float32"}
+    with jax.set_mesh(mesh):
+        cache = caches.empty(mesh, rows=caches.capacity(3, 2, 2), segmented=False, **sizes)
+        for step in range(6):
+            order = np.arange(2, dtype=np.int32) + 2 * (10 + step)
+            keys = np.broadcast_to(order, (1, 1, 4, 2)).astype(np.float32)
+            new = caches.Cache((keys,), (-keys.swapaxes(2, 3),), order, None)
+            cache = caches.append(cache, new, 0, 2, np.int32(step))
+        found = np.asarray(cache.order).reshape(2, -1)
+        assert found[0].tolist() == [28, 29, 24, 25]  # steps 4 (over 0) and 2
+        assert found[1].tolist() == [30, 31, 26, 27]
+        np.testing.assert_array_equal(np.asarray(cache.key[0])[0, 0, 0], found.ravel())
+        np.testing.assert_array_equal(np.asarray(cache.value[0])[0, 0, :, 3], -found.ravel())
+        kept = np.asarray(caches.forget(cache.order, np.int32(28)))
+    assert sorted(kept.tolist()) == [-1, -1, -1, -1, 28, 29, 30, 31]
 
 
 def test_the_window_of_a_decision_transformer_is_its_last_steps(config):
@@ -153,22 +169,44 @@ def test_the_window_of_a_decision_transformer_is_its_last_steps(config):
             policy.record(part(whole, slice(step, step + 1)))
 
 
+def programs(made: Agent, *, steps: int, context: int = 0):
+    """The two programs of one step compiled, and the bytes of the own cache on a device."""
+    policy = policies.ChainPolicy(made, batch=2, steps=steps)
+    if context:
+        policy.remember(random_steps(1, context, 5, 6, seed=0))
+    step = random_steps(2, 1, 1, 6, seed=0)
+    operands = (made.structure, (0,), policy._weights, policy._cache, policy._prefix, step)
+    with jax.set_mesh(made.mesh):
+        decode = policies._decoder(made.mesh).lower(*operands)
+        _, new = decode.out_info[1], decode.out_info[0]
+        append = caches.append.lower(policy._cache, new, 0, policy._slots, np.int32(0))
+    held = sum(array.nbytes for array in jax.tree.leaves(policy._cache)) // made.mesh.size
+    return decode.compile(), append.compile(), held
+
+
 def test_decoding_uses_at_most_two_collectives_a_layer(config):
     made = agent_of(config(model=ModelConfig(chunk=1, **SMALL), mesh=MeshConfig(ring=8)))
-    policy = policies.make(made, batch=2, steps=10)
-    with jax.set_mesh(made.mesh):
-        compiled = policies._decode.lower(
-            made.structure,
-            (0,),
-            made.parameters,
-            policy._cache,
-            (),
-            random_steps(2, 1, 1, 6, seed=0),
-            np.int32(0),
-        ).compile()
-    text = compiled.as_text()
-    collectives = sum(
-        text.count(f" {name}(") for name in ("all-reduce", "all-gather", "all-to-all")
-    )
-    # The scanned block appears once in the program.
-    assert 0 < collectives + text.count(" collective-permute(") <= 2
+    names = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
+    decode, append, _ = programs(made, steps=10)
+    counts = [sum(each.as_text().count(f" {name}(") for name in names) for each in (decode, append)]
+    assert 0 < counts[0] <= 2 * SMALL["layers"] and counts[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("packing", "ring"),
+    [
+        ("step", 2),
+        pytest.param("step", 1, marks=pytest.mark.slow),
+        pytest.param("rsar", 1, marks=pytest.mark.slow),
+        pytest.param("rsar", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_decoding_copies_no_cache_and_writes_it_in_place(config, packing, ring):
+    """Neither program has temporaries of the size of a single layer's keys."""
+    model = ModelConfig(chunk=1, packing=packing, **{**SMALL, "width": 64})
+    made = agent_of(config(model=model, mesh=MeshConfig(ring=ring), data={"trajectories": 800}))
+    decode, append, held = programs(made, steps=2_000, context=2_000)
+    keys = held / SMALL["layers"] / 2
+    assert decode.memory_analysis().temp_size_in_bytes < keys / 4
+    assert append.memory_analysis().temp_size_in_bytes < keys / 100
+    assert append.memory_analysis().alias_size_in_bytes >= held
