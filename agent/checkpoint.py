@@ -36,6 +36,9 @@ CONFIG = "config.json"
 SCHEMA = 2
 """Raised whenever older checkpoints can no longer be read."""
 
+_WRITTEN = "_CHECKPOINT_METADATA"
+"""The file by which Orbax says that a checkpoint is complete, and when it was begun."""
+
 _PACKAGES = ("exoring", "jax", "flax", "optax", "orbax-checkpoint", "dm-control", "mujoco", "numpy")
 
 _MAY_CHANGE = ("run", "mesh", "data.store", "data.multiple", "model.memory", "model.block_size")
@@ -235,7 +238,7 @@ def steps(run: Path) -> list[int]:
     return sorted(
         int(path.name)
         for path in folder(run).glob("*")
-        if path.name.isdigit() and (path / "_CHECKPOINT_METADATA").exists()
+        if path.name.isdigit() and (path / _WRITTEN).exists()
     )
 
 
@@ -273,6 +276,12 @@ def numbered(run: Path, step: int | Literal["newest", "best"]) -> int:
             )
         return found
     return step
+
+
+def identity(run: Path, step: int) -> str:
+    """What tells the parameters of a checkpoint from all others: its step and when it was saved."""
+    saved = json.loads((folder(run) / str(step) / _WRITTEN).read_text())
+    return f"{step}@{saved['init_timestamp_nsecs']}"
 
 
 def read_config(run: Path) -> TrainConfig:

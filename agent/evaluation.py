@@ -1,231 +1,259 @@
-"""Evaluation: rollouts under several contexts, as one flat table of episode returns.
+"""Evaluation: rollouts under several protocols, one cell a chain."""
 
-Contexts (what precedes the agent's own episodes):
-    self        nothing; n own episodes follow each other, so the first has no context at all.
-    dataset     n − 1 held-out episodes under the true task, ascending, relabelled; one episode.
-    wrong_task  the same under another task of the hidden group; one episode.
-"""
-
-import csv
-import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Literal, NamedTuple
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from agent import policy as policies
+from agent import processes
 from agent.checkpoint import Agent
-from agent.rollout import rollout
-from data.batches import Batch, stack
-from data.hindsight import chain
-from data.packing import pack, steps_in
+from agent.config import TrainConfig
+from agent.history import History, packed
+from agent.policy import Policy
+from agent.protocol import Context, Protocol
+from agent.results import Cell, key, versions
+from agent.rollout import Rolled, rollout
+from data.packing import steps_in
 from data.pool import Pool
 from exorl.tasks import task as task_of
-
-Context = Literal["self", "dataset", "wrong_task"]
-
-
-class Result(NamedTuple):
-    """The return of one episode.
-
-    Attributes:
-        method: of the agent.
-        seed: of its training.
-        task: whose reward was earned.
-        context: what preceded the chain's first own episode.
-        chain: index of the rollout.
-        episode: index of the own episode within the chain.
-        episode_return: raw sum of rewards.
-        percent: of the task's attainable return (`Pool.best_return`).
-    """
-
-    method: str
-    seed: int
-    task: str
-    context: str
-    chain: int
-    episode: int
-    episode_return: float
-    percent: float
 
 
 def contexts_of(agent: Agent) -> tuple[Context, ...]:
     """The contexts that tell something about an agent: only a hidden task can be mistaken."""
-    return ("self", "dataset", "wrong_task") if len(agent.best_returns) > 1 else ("self",)
+    return ("self", "dataset_sorted", "wrong_task") if len(agent.best_returns) > 1 else ("self",)
 
 
-def evaluate(
-    agent: Agent,
-    pool: Pool,
-    *,
-    contexts: Sequence[Context],
-    rollouts: int = 20,
-    seed: int = 0,
-    target: float = 1.0,
-) -> list[Result]:
-    """Roll an agent out on each of its tasks under each context.
+@dataclass(frozen=True)
+class Group:
+    """Chains of a task under a protocol that are rolled out together.
 
-    Args:
+    Attributes:
+        task: whose reward is earned.
+        protocol: what precedes their own episodes.
+        chains: their indices.
+    """
+
+    task: str
+    protocol: Protocol
+    chains: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Environments that run at the same time, those of a chain beside each other."""
+        return len(self.chains) * self.protocol.envs
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of all of them."""
+        return self.rows * self.protocol.own * task_of(self.task).episode_length
+
+
+class Seen(NamedTuple):
+    """What the environments of a group did, for those who want to look.
+
+    Attributes:
+        group: which.
+        seeds: ``[rows, episodes]``, the initial states.
+        rolled: the episodes.
+        low: ``[rows]`` bool, whether less was asked for than the best of the context.
+    """
+
+    group: Group
+    seeds: np.ndarray
+    rolled: Rolled
+    low: np.ndarray
+
+    def labels(self, config: TrainConfig) -> list[list[str]]:
+        """What sets each episode apart, joined by +: ``[rows, episodes]``."""
+        protocol = self.group.protocol
+        always = {
+            "extrapolated": config.method == "at" and protocol.n > config.data.trajectories,
+            "shared_prefix": protocol.share_prefix and protocol.multiplier != 1,
+        }
+
+        def label(row: int, episode: int) -> str:
+            here = always | {
+                "low_target": self.low[row],
+                "stale": self.rolled.stale[row, episode],
+                "evicted": self.rolled.evicted[episode],
+            }
+            return "+".join(name for name, true in here.items() if true)
+
+        rows, episodes = self.seeds.shape
+        return [[label(row, episode) for episode in range(episodes)] for row in range(rows)]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Rolls an agent out on its tasks.
+
+    Attributes:
         agent: any method; baselines forget everything between episodes.
-        pool: where contexts are drawn from, held-out episodes only.
-        contexts: which contexts.
-        rollouts: chains for each task and context; initial states are the same for all contexts.
+        pool: where contexts are drawn from.
+        checkpoint: identity of the agent's parameters.
+        chains: for each task and protocol; initial states are the same for all protocols.
         seed: of initial states and drawn contexts.
-        target: return-to-go at the start, in units of the attainable return.
-
-    Raises:
-        ValueError: a context that the agent or the pool cannot have.
+        together: chains at a time, by default all; where environments share a chain's context, one.
     """
-    trajectories = agent.config.data.trajectories
-    _check(agent, pool, contexts, trajectories)
-    results = []
-    for name in pool.tasks:
-        for context in contexts:
-            episodes = trajectories if context == "self" else 1
-            drawn = None
-            if context != "self":
-                shown = name if context == "dataset" else _other(pool.tasks, name)
-                drawn = draw_context(
-                    agent, pool, shown, rollouts, trajectories - 1, seed=seed, target=target
-                )
-            returns = _returns(agent, name, drawn, rollouts, episodes, seed, target)
-            results += [
-                Result(
-                    method=agent.config.method,
-                    seed=agent.config.seed,
-                    task=name,
-                    context=context,
-                    chain=row,
-                    episode=episode,
-                    episode_return=float(returns[row, episode]),
-                    percent=100 * float(returns[row, episode]) / agent.best_returns[name],
-                )
-                for row in range(rollouts)
-                for episode in range(episodes)
-            ]
-    return results
 
+    agent: Agent
+    pool: Pool
+    checkpoint: str = ""
+    chains: int = 20
+    seed: int = 0
+    together: int | None = None
 
-def draw_context(
-    agent: Agent,
-    pool: Pool,
-    shown: str,
-    rollouts: int,
-    count: int,
-    *,
-    seed: int,
-    target: float,
-) -> Batch:
-    """Held-out episodes as chains that precede each rollout, relabelled for the ``shown`` task.
+    def plan(self, protocols: Sequence[Protocol], finished: Sequence[Cell] = ()) -> list[Group]:
+        """What is to be rolled out, without groups whose cells are all finished.
 
-    Sorted, relabelled and packed as the agent's training chains were.
+        Raises:
+            ValueError: a protocol that the agent or the data cannot have.
+        """
+        done = {cell.key for cell in finished}
+        for protocol in protocols:
+            protocol.check(self.agent.config, self.pool)
+        planned = [
+            group
+            for task in self.pool.tasks
+            for protocol in protocols
+            for group in self._groups(task, protocol)
+            if not all(self._key(group, chain) in done for chain in group.chains)
+        ]
+        if processes.agreed(np.array(len(planned))) != len(planned):
+            raise ValueError("the processes of this run have different files of finished cells")
+        return planned
 
-    Returns:
-        A batch ``[rollouts, S, …]`` of chains of ``count`` episodes drawn without replacement.
-    """
-    scale = agent.best_returns[shown]
-    rows = []
-    for row in range(rollouts):
-        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(row,)))
-        episodes = rng.choice(pool.held_out, count, replace=False)
-        drawn = [pool.trajectory(episode, shown) for episode in episodes]
-        model, data = agent.config.model, agent.config.data
-        preceding = chain(
-            drawn,
-            target=target * scale if data.relabel == "best" else None,
-            scale=scale,
-            relabel=data.relabel,
-            context=data.context,
-            rng=rng,
+    def _groups(self, task: str, protocol: Protocol) -> list[Group]:
+        size = 1 if protocol.envs > 1 else self.together or self.chains
+        return [
+            Group(task, protocol, tuple(range(first, min(first + size, self.chains))))
+            for first in range(0, self.chains, size)
+        ]
+
+    def _key(self, group: Group, chain: int) -> str:
+        protocol = dataclasses.asdict(group.protocol)
+        return key(self.checkpoint, group.task, protocol, self.seed, chain)
+
+    def keys(self, protocols: Sequence[Protocol]) -> list[str]:
+        """Of the cells that belong to the protocols."""
+        return [
+            self._key(group, chain)
+            for task in self.pool.tasks
+            for protocol in protocols
+            for group in self._groups(task, protocol)
+            for chain in group.chains
+        ]
+
+    def run(
+        self,
+        planned: Sequence[Group],
+        *,
+        progress: Callable[[int], object] = lambda steps: None,
+        watch: Callable[[Seen], object] = lambda seen: None,
+    ) -> Iterator[list[Cell]]:
+        """Cells of each group, as soon as it is done.
+
+        Args:
+            planned: by `plan`.
+            progress: told the environment steps as they are done.
+            watch: shown what the environments did.
+        """
+        policy, made_for = None, None
+        for group in planned:
+            needed = {
+                "batch": group.rows,
+                "steps": self._known(group),
+                "dtype": group.protocol.cache,
+            }
+            if policy is None or made_for != needed:
+                policy, made_for = None, needed  # at most one cache at a time
+                policy = policies.make(self.agent, **needed)
+            seen = self._roll(group, policy, progress)
+            watch(seen)
+            yield self._cells(seen)
+
+    def _known(self, group: Group) -> int:
+        """Steps of own episodes that are known at a time, at most."""
+        protocol, info = group.protocol, task_of(group.task)
+        episodes = min(protocol.own, protocol.room) if self.agent.config.method == "at" else 1
+        if protocol.context == "self_resorted":
+            episodes = 1
+        return episodes * steps_in(info.episode_length, self.agent.config.model.chunk)
+
+    def _roll(self, group: Group, policy: Policy, progress: Callable[[int], object]) -> Seen:
+        agent, protocol, task = self.agent, group.protocol, group.task
+        shown = protocol.shown(self.pool.tasks, task)
+        scale = agent.best_returns[shown]
+        contexts = [
+            protocol.draw(self.pool, shown, scale, chain, self.seed) for chain in group.chains
+        ]
+        goals = [protocol.goal(self.pool, shown, scale, context) for context in contexts]
+        targets = np.repeat(goals, protocol.envs)
+        seeds = np.concatenate(
+            [episode_seeds(self.seed, chain, protocol.envs, protocol.own) for chain in group.chains]
         )
-        rows.append(pack(preceding, chunk=model.chunk, cross_episode=model.cross_episode))
-    batch = stack(rows)
-    return batch._replace(observation=agent.normalizer(batch.observation))
+        history = None
+        if isinstance(policy, policies.ChainPolicy) and agent.config.method == "at":
+            prefix = None
+            if protocol.share_prefix:
+                usual = dataclasses.replace(protocol, multiplier=1.0)
+                prefix = packed(
+                    agent, contexts, [usual.goal(self.pool, shown, scale, c) for c in contexts]
+                )
+            history = History(agent, policy, protocol, targets, contexts, prefix)
+        rolled = rollout(
+            agent,
+            policy,
+            processes.simulation(task, group.rows),
+            seeds,
+            scale=agent.best_returns[task],
+            targets=targets,
+            history=history,
+            progress=progress,
+        )
+        best = [max((each.episode_return for each in c), default=0.0) for c in contexts]
+        return Seen(
+            group, seeds, rolled, np.repeat(np.array(best) > np.add(goals, 1e-6), protocol.envs)
+        )
+
+    def _cells(self, seen: Seen) -> list[Cell]:
+        group, rolled, config = seen.group, seen.rolled, self.agent.config
+        scale, envs = self.agent.best_returns[group.task], group.protocol.envs
+        labels = seen.labels(config)
+        cells = []
+        for place, chain in enumerate(group.chains):
+            rows = slice(place * envs, (place + 1) * envs)
+            cells.append(
+                Cell(
+                    checkpoint=self.checkpoint,
+                    method=config.method,
+                    train_seed=config.seed,
+                    task=group.task,
+                    protocol=dataclasses.asdict(group.protocol),
+                    seed=self.seed,
+                    chain=chain,
+                    best_return=scale,
+                    versions=versions(),
+                    returns=rolled.returns[rows].tolist(),
+                    targets=(scale * rolled.targets[rows]).tolist(),
+                    labels=labels[rows],
+                )
+            )
+        return cells
 
 
-def episode_seeds(seed: int, rollouts: int, episodes: int) -> np.ndarray:
-    """Initial-state seeds ``[rollouts, episodes]``, each a function of (seed, chain, episode)."""
+def episode_seeds(seed: int, chain: int, envs: int, episodes: int) -> np.ndarray:
+    """Initial-state seeds ``[envs, episodes]``, each a function of (seed, chain, env, episode)."""
+    keys = [
+        [(chain, e) if env == 0 else (chain, e, env) for e in range(episodes)]
+        for env in range(envs)
+    ]
     return np.array(
         [
-            [
-                np.random.SeedSequence(seed, spawn_key=(row, episode)).generate_state(1)[0]
-                for episode in range(episodes)
-            ]
-            for row in range(rollouts)
+            [np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0] for key in row]
+            for row in keys
         ]
     )
-
-
-def _returns(
-    agent: Agent,
-    name: str,
-    context: Batch | None,
-    rollouts: int,
-    episodes: int,
-    seed: int,
-    target: float,
-) -> np.ndarray:
-    info, chunk = task_of(name), agent.config.model.chunk
-    remembered = episodes if agent.config.method == "at" else 1
-    steps = steps_in(info.episode_length, chunk) * remembered
-    policy = policies.make(agent, batch=rollouts, steps=steps, context=context)
-    return rollout(
-        policy,
-        name,
-        episode_seeds(seed, rollouts, episodes),
-        normalizer=agent.normalizer,
-        chunk=chunk,
-        scale=agent.best_returns[name],
-        target=target,
-        context=context,
-        cross_episode=agent.config.model.cross_episode,
-    )
-
-
-def _other(tasks: Sequence[str], name: str) -> str:
-    return tasks[(list(tasks).index(name) + 1) % len(tasks)]
-
-
-def _check(agent: Agent, pool: Pool, contexts: Sequence[Context], trajectories: int) -> None:
-    shown = [context for context in contexts if context != "self"]
-    if not shown:
-        return
-    if agent.config.method != "at":
-        raise ValueError(f"method {agent.config.method} takes no context, asked for {shown}")
-    if "wrong_task" in shown and len(pool.tasks) < 2:
-        raise ValueError(f"a wrong task needs a hidden group, the agent knows only {pool.tasks}")
-    if len(pool.held_out) < trajectories - 1 or trajectories < 2:
-        raise ValueError(
-            f"a context of {trajectories - 1} held-out episodes cannot be drawn from "
-            f"{len(pool.held_out)} in {pool.store.path}"
-        )
-
-
-def write_csv(path: Path, results: Iterable[Result]) -> None:
-    """One row an episode; the file appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    with unfinished.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Result._fields)
-        writer.writerows(results)
-    os.replace(unfinished, path)
-
-
-def read_csv(path: Path) -> list[Result]:
-    """Inverse of `write_csv`."""
-    with path.open(newline="") as file:
-        return [
-            Result(
-                method=row["method"],
-                seed=int(row["seed"]),
-                task=row["task"],
-                context=row["context"],
-                chain=int(row["chain"]),
-                episode=int(row["episode"]),
-                episode_return=float(row["episode_return"]),
-                percent=float(row["percent"]),
-            )
-            for row in csv.DictReader(file)
-        ]

@@ -1,191 +1,169 @@
-"""Tables, CSV and plots of evaluated runs; matplotlib is imported only here."""
+"""Plots of evaluated runs; matplotlib is imported only here."""
 
-import importlib.metadata
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from agent.evaluation import Result
-from agent.statistics import SUMMARIES, Estimate, bootstrap
+from agent.results import Result, grid, select, values_of
+from agent.statistics import SUMMARIES, Estimate, best_of, bootstrap
+from agent.tables import CONTEXTS, NAMES, hidden_scores
 
-NAMES = {"at": "AT", "dt": "DT", "dt_long": "DT-long", "bc": "BC", "bc10": "BC-10 %"}
-CONTEXTS = {
-    "none": "no context",
-    "dataset": "own-task context",
-    "wrong_task": "wrong-task context",
-    "self": "self-generated, last episode",
-}
-"""Columns of the hidden-task table in reading order; `none` is the first self-generated episode."""
+ENDS = ("low", "high")
+"""Of an interval, see `agent.statistics.Estimate`."""
 
 
-def grid(results: Sequence[Result], field: str = "episode_return") -> np.ndarray:
-    """Results of one agent, task and context as ``[chains, episodes]``.
+class Reference(NamedTuple):
+    """Raw returns to compare with.
 
-    Raises:
-        ValueError: a cell is missing or there twice.
+    Attributes:
+        random: of a uniformly random policy.
+        dataset: ``[N]``, of the training episodes.
     """
-    cells = {(each.chain, each.episode): getattr(each, field) for each in results}
-    chains, episodes = (1 + max(key[axis] for key in cells) for axis in (0, 1))
-    if not len(cells) == len(results) == chains * episodes:
-        raise ValueError(
-            f"{len(results)} results do not fill {chains} chains × {episodes} episodes"
-        )
-    return np.array([[cells[row, column] for column in range(episodes)] for row in range(chains)])
+
+    random: float
+    dataset: np.ndarray
 
 
-def select(results: Sequence[Result], **wanted: Any) -> list[Result]:
-    """Results whose fields have the given values."""
-    return [r for r in results if all(getattr(r, name) == value for name, value in wanted.items())]
-
-
-def values_of(results: Sequence[Result], field: str) -> list[Any]:
-    """Distinct values of a field, sorted."""
-    return sorted({getattr(each, field) for each in results})
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns, readable as plain text too."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        return "| " + " | ".join(padded) + " |"
-
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([line(header), rule, *(line(row) for row in rows)])
-
-
-def evaluation_table(results: Sequence[Result]) -> str:
-    """What `scripts.evaluate` prints: every task and context of one agent."""
-    rows = []
-    for task in values_of(results, "task"):
-        for context in values_of(results, "context"):
-            chosen = select(results, task=task, context=context)
-            raw, percent = grid(chosen), grid(chosen, "percent")
-            summaries = SUMMARIES if raw.shape[1] > 1 else {"episode": SUMMARIES["first"]}
-            for name, summary in summaries.items():
-                rows.append(
-                    [
-                        task,
-                        context,
-                        name,
-                        shown(bootstrap(summary(raw))),
-                        shown(bootstrap(summary(percent))),
-                        f"{raw.shape[0]} × {raw.shape[1]}",
-                    ]
-                )
-    header = ["task", "context", "statistic", "return [95 %]", "per cent of best", "n × episodes"]
-    return table(header, rows)
-
-
-def shown(estimate: Estimate) -> str:
-    """Mean and interval in one cell."""
-    return f"{estimate.mean:.1f} [{estimate.low:.1f}, {estimate.high:.1f}]"
-
-
-def comparison_table(
-    results: Sequence[Result], task: str, pool_returns: np.ndarray, random_return: float
-) -> str:
-    """Table 1: the methods on one fully observed task, raw returns.
+def plot_episodes(
+    path: Path, results: Sequence[Result], references: Mapping[str, Reference]
+) -> None:
+    """Return against own episode in one context: chains faint, their mean bold with its interval.
 
     Args:
-        results: of all methods and seeds on the task, context `self`.
-        task: its name.
-        pool_returns: ``[N]`` raw returns of the training episodes.
-        random_return: mean raw return of a uniformly random policy.
+        path: of the PNG.
+        results: of one agent, with one target; of several n, the longest is drawn.
+        references: by task.
     """
-    rows = [
-        ["uniform random", "mean", f"{random_return:.1f}", "100 episodes", ""],
-        [
-            "training data",
-            "mean",
-            f"{pool_returns.mean():.1f}",
-            f"{len(pool_returns)} episodes",
-            "",
-        ],
-        ["training data", "best", f"{pool_returns.max():.1f}", f"{len(pool_returns)} episodes", ""],
-    ]
-    wanted = {
-        "bc10": {"mean": "mean", "max": "best of {n}"},
-        "dt": {"mean": "mean", "max": "best of {n}"},
-        "at": {"first": "first", "mean": "mean", "last": "last", "max": "max of {n}"},
-    }
-    for method, statistics in wanted.items():
-        chosen = select(results, method=method, task=task, context="self")
-        seeds = values_of(chosen, "seed")
-        for statistic, label in statistics.items():
-            grids = [grid(select(chosen, seed=seed)) for seed in seeds]
-            per_seed = [SUMMARIES[statistic](each) for each in grids]
-            chains, episodes = grids[0].shape
-            rows.append(
-                [
-                    NAMES[method],
-                    label.format(n=episodes),
-                    shown(bootstrap(np.concatenate(per_seed))),
-                    f"{len(seeds)} × {chains} chains × {episodes}",
-                    _seeds(per_seed, seeds),
-                ]
+
+    def draw(axes: Any, task: str) -> None:
+        _bands(axes, references[task])
+        of_task = select(results, task=task)
+        for place, context in enumerate(values_of(of_task, "context")):
+            of_context = select(of_task, context=context)
+            n = max(r.n for r in of_context)
+            returns = grid(select(of_context, n=n))
+            episodes, color = np.arange(1, returns.shape[1] + 1), f"C{place}"
+            axes.plot(episodes, returns.T, color=color, alpha=0.15, linewidth=0.8)
+            intervals = [bootstrap(column) for column in returns.T]
+            marker = "o" if len(episodes) < 12 else None
+            label = f"{context}, n = {n}"
+            axes.plot(
+                episodes, returns.mean(axis=0), color=color, marker=marker, linewidth=2, label=label
             )
-    header = ["method", "statistic", "return [95 % over chains]", "seeds × n", "mean by seed"]
-    return table(header, rows)
+            low, high = ([getattr(each, end) for each in intervals] for end in ENDS)
+            axes.fill_between(episodes, low, high, color=color, alpha=0.25, linewidth=0)
+        axes.locator_params(axis="x", integer=True)
+        axes.set_xlabel("own episode of the chain")
+
+    _by_task(path, results, "faint: chains; bold: mean, 95 % over chains", draw)
 
 
-def hidden_scores(results: Sequence[Result], seed: int) -> dict[str, dict[str, np.ndarray]]:
-    """Per cent of the best-quantile return by context and task, one value a rollout, one seed."""
-    scores: dict[str, dict[str, np.ndarray]] = {context: {} for context in CONTEXTS}
-    for task in values_of(results, "task"):
-        own = select(results, seed=seed, task=task)
-        alone = grid(select(own, context="self"), "percent")
-        scores["none"][task] = alone[:, 0]
-        scores["self"][task] = alone[:, -1]
-        for context in ("dataset", "wrong_task"):
-            scores[context][task] = grid(select(own, context=context), "percent")[:, 0]
-    return scores
+def plot_lengths(
+    path: Path,
+    results: Sequence[Result],
+    baselines: Sequence[Result],
+    references: Mapping[str, Reference],
+) -> None:
+    """Return against n, beside the best of n independent episodes of the baselines.
 
-
-def hidden_table(results: Sequence[Result]) -> str:
-    """Table 2: the hidden task, per cent of each task's best-quantile return.
-
-    The mean is over both tasks; the worst task stands beside it, because a policy that guesses
-    one direction scores about 100 on one task and 0 on the other.
+    Args:
+        path: of the PNG.
+        results: of one agent for several n, with one target.
+        baselines: of other methods, at least n episodes each.
+        references: by task.
     """
-    seeds = values_of(results, "seed")
-    rows = []
-    by_seed = {seed: hidden_scores(results, seed) for seed in seeds}
-    for context, label in CONTEXTS.items():
-        pooled = []
-        for seed in seeds:
-            tasks = by_seed[seed][context]
-            pooled.append(np.concatenate(list(tasks.values())))
-            rows.append([label, f"seed {seed}", *_hidden_cells(tasks)])
-        if len(seeds) > 1:
-            joined = {
-                task: np.concatenate([by_seed[seed][context][task] for seed in seeds])
-                for task in by_seed[seeds[0]][context]
-            }
-            rows.append([label, "pooled", *_hidden_cells(joined)])
-    return table(["context", "seed", "mean of tasks [95 %]", "worst task", "rollouts"], rows)
+
+    def draw(axes: Any, task: str) -> None:
+        _bands(axes, references[task])
+        of_task = select(results, task=task)
+        for place, context in enumerate(values_of(of_task, "context")):
+            chosen = select(of_task, context=context)
+            lengths = values_of(chosen, "n")
+            grids = [grid(select(chosen, n=n)) for n in lengths]
+            names = ("first", "mean", "last", "max") if grids[-1].shape[1] > 1 else ("first",)
+            for name, style in zip(names, ("o-", "s--", "^-", "d:"), strict=False):
+                estimates = [bootstrap(SUMMARIES[name](each)) for each in grids]
+                label = f"{context}, {name if len(names) > 1 else 'one episode'}"
+                means = [each.mean for each in estimates]
+                axes.plot(lengths, means, style, color=f"C{place}", label=label)
+                if name == ("last" if len(names) > 1 else "first"):
+                    low, high = ([getattr(each, end) for each in estimates] for end in ENDS)
+                    axes.fill_between(lengths, low, high, color=f"C{place}", alpha=0.15, lw=0)
+        for place, method in enumerate(values_of(baselines, "method")):
+            episodes = grid(select(baselines, method=method, task=task)).ravel()
+            lengths = [n for n in values_of(of_task, "n") if n <= len(episodes)]
+            best = [best_of(episodes, n) for n in lengths]
+            axes.plot(
+                lengths, best, "x:", color=f"C{7 + place}", label=f"{NAMES[method]}, best of n"
+            )
+        axes.set_xscale("log", base=2)
+        lengths = values_of(of_task, "n")
+        axes.set_xticks(lengths, [str(n) for n in lengths])
+        axes.set_xlabel("n, trajectories in the sequence")
+
+    _by_task(path, results, "bands of last and of lone episodes: 95 % over chains", draw)
 
 
-def _hidden_cells(tasks: dict[str, np.ndarray]) -> list[str]:
-    means = {task: scores.mean() for task, scores in tasks.items()}
-    worst = min(means, key=lambda task: means[task])
-    rollouts = " + ".join(str(len(scores)) for scores in tasks.values())
-    every = bootstrap(np.concatenate(list(tasks.values())))
-    return [shown(every), f"{means[worst]:.1f} ({worst})", rollouts]
+def plot_targets(
+    path: Path, results: Sequence[Result], references: Mapping[str, Reference]
+) -> None:
+    """Return achieved against return asked for, with the line where they are equal."""
+
+    def draw(axes: Any, task: str) -> None:
+        _bands(axes, references[task])
+        of_task = select(results, task=task)
+        for place, (context, n) in enumerate(sorted({(r.context, r.n) for r in of_task})):
+            points = []
+            of_line = select(of_task, context=context, n=n)
+            for multiplier in values_of(of_line, "multiplier"):
+                chosen = select(of_line, multiplier=multiplier)
+                points.append((grid(chosen, "target").mean(), bootstrap(grid(chosen).mean(axis=1))))
+            asked = [point[0] for point in points]
+            axes.plot(
+                asked,
+                [e.mean for _, e in points],
+                "o-",
+                color=f"C{place}",
+                label=f"{context}, n = {n}",
+            )
+            low, high = ([getattr(e, end) for _, e in points] for end in ENDS)
+            axes.fill_between(asked, low, high, color=f"C{place}", alpha=0.2, linewidth=0)
+        ends = [min(r.target for r in of_task), max(r.target for r in of_task)]
+        axes.plot(ends, ends, color="black", linewidth=0.8, label="achieved = asked for")
+        axes.set_xlabel("return asked for")
+
+    _by_task(path, results, "mean of a chain's episodes; bands: 95 % over chains", draw)
 
 
-def _seeds(per_seed: Sequence[np.ndarray], seeds: Sequence[int]) -> str:
-    return ", ".join(f"{s}: {v.mean():.1f}" for s, v in zip(seeds, per_seed, strict=True))
+def _bands(axes: Any, reference: Reference) -> None:
+    """Random policy and quantiles of the training data behind a plot."""
+    middle, high, best = np.quantile(reference.dataset, [0.5, 0.9, 1])
+    axes.axhspan(middle, high, color="grey", alpha=0.15, label="data, 50 to 90 %")
+    axes.axhline(best, color="grey", linestyle="--", linewidth=1, label="data, best")
+    axes.axhline(reference.random, color="grey", linestyle=":", linewidth=1, label="random policy")
 
 
-def versions() -> str:
-    """The libraries that a score depends on."""
-    names = ("exoring", "jax", "flax", "optax", "mujoco", "dm-control", "numpy")
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+def _by_task(
+    path: Path, results: Sequence[Result], note: str, draw: Callable[[Any, str], None]
+) -> None:
+    """One plot of returns a task beside each other."""
+    tasks = values_of(results, "task")
+
+    def draw_all(figure: Any) -> None:
+        for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+            draw(axes, task)
+            axes.set_title(task)
+            axes.set_ylabel("return")
+            axes.set_ylim(bottom=0)
+            axes.legend(fontsize=7)
+        method = NAMES[results[0].method]
+        chains = len(values_of(results, "chain"))
+        figure.suptitle(f"{method}, {_which_seeds(results)}, {chains} chains; {note}", fontsize=10)
+
+    _save(path, draw_all, size=(6.5 * len(tasks), 4.5))
 
 
 def plot_returns(path: Path, results: Sequence[Result], task: str, dataset: np.ndarray) -> None:
@@ -272,7 +250,8 @@ def plot_hidden(path: Path, results: Sequence[Result]) -> None:
 
 
 def _which_seeds(results: Sequence[Result]) -> str:
-    return f"seeds {', '.join(map(str, values_of(results, 'seed')))}"
+    seeds = values_of(results, "seed")
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def _error_bar(axes: Any, place: float, estimate: Estimate) -> None:
@@ -281,14 +260,18 @@ def _error_bar(axes: Any, place: float, estimate: Estimate) -> None:
 
 
 def _figure(path: Path, draw: Callable[[Any], None]) -> None:
+    _save(path, lambda figure: draw(figure.add_subplot()), size=(6, 4))
+
+
+def _save(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             'plots need matplotlib: pip install "exoring[plots]", or pass --no-plots'
         ) from error
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    draw(figure.add_subplot())
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure)
     unfinished = path.with_name(f".{path.name}")
     figure.savefig(unfinished, dpi=150, format="png")
     os.replace(unfinished, path)

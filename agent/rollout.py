@@ -1,106 +1,134 @@
 """Rollouts in dm_control: several episodes in one context, many environments in lock step."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from agent import networks
+from agent.checkpoint import Agent
+from agent.history import Before, History, Start
 from agent.policy import Policy
+from agent.processes import SharedSimulation
 from data.batches import Batch
-from data.normalize import Normalizer
+from data.hindsight import Trajectory
 from data.packing import steps_in, token_reward
 from exorl.simulation import Simulation
-from exorl.tasks import task
 
 
-class Before(NamedTuple):
-    """The step before: what a `step` token tells of it.
+class Rolled(NamedTuple):
+    """What B environments did in consecutive episodes.
 
     Attributes:
-        action: ``[B, c·A]``.
-        reward: ``[B, 1]``, scaled.
-        completion: ``[B, 1]``.
+        returns: raw ``[B, episodes]`` float64.
+        targets: ``[B, episodes]``, return-to-go at the start of each, in units.
+        stale: ``[B, episodes]`` bool, whether an earlier return had beaten the target.
+        evicted: ``[episodes]`` bool, whether trajectories had been evicted from the cache.
+        trajectories: by episode and environment, rewards in units.
     """
 
-    action: np.ndarray
-    reward: np.ndarray
-    completion: np.ndarray
-
-    @classmethod
-    def nothing(cls, batch: int, actions: int) -> "Before":
-        """What precedes the first step of all."""
-        zeros = np.zeros((batch, 1), np.float32)
-        return cls(np.zeros((batch, actions), np.float32), zeros, zeros)
-
-    @classmethod
-    def last_of(cls, context: Batch) -> "Before":
-        """What precedes the first step after a packed context."""
-        return cls(context.action[:, -1], context.reward[:, -1], context.completion[:, -1])
+    returns: np.ndarray
+    targets: np.ndarray
+    stale: np.ndarray
+    evicted: np.ndarray
+    trajectories: list[list[Trajectory]]
 
 
 def rollout(
+    agent: Agent,
     policy: Policy,
-    task_name: str,
+    simulation: Simulation | SharedSimulation,
     seeds: np.ndarray,
     *,
-    normalizer: Normalizer,
-    chunk: int,
     scale: float,
-    target: float = 1.0,
-    context: Batch | None = None,
-    cross_episode: bool = True,
-) -> np.ndarray:
+    targets: np.ndarray,
+    history: History | None = None,
+    progress: Callable[[int], object] = lambda steps: None,
+) -> Rolled:
     """Run consecutive episodes that share one context.
 
-    Every episode starts with the return-to-go ``target`` and lowers it by the true rewards over
-    ``scale``; the last action, reward and completion flag of an episode enter the first step of the
-    next. Units are those of `data.batches.Batch`.
+    Every episode starts with the target as its return-to-go and lowers it by the true rewards; the
+    last action, reward and completion flag of an episode enter the first step of the next. Returns
+    in units are those of `data.batches.Batch`: 1 is ``scale``.
 
     Args:
+        agent: whose normaliser and settings they are.
         policy: acts in B environments.
-        task_name: whose rewards are earned.
+        simulation: B episodes of the task whose rewards are earned.
         seeds: ``[B, episodes]`` int, the initial state of every episode.
-        normalizer: of observations.
-        chunk: environment steps run open loop between two looks at the observation.
         scale: raw return that the policy knows as 1.
-        target: return-to-go at the start of an episode, in units of ``scale``.
-        context: packed chains ``[B, S, …]`` that the policy has seen already.
-        cross_episode: False tells no episode of the one before it.
-
-    Returns:
-        Raw returns ``[B, episodes]`` float64.
+        targets: ``[B]`` return-to-go at the start of an episode, in units.
+        history: of the sequence; None for policies that have none.
+        progress: told the environment steps of each episode as they are done.
     """
-    batch, episodes = seeds.shape
-    info = task(task_name)
-    steps = steps_in(info.episode_length, chunk)
-    simulation = Simulation(task_name, batch)
-    actions = chunk * info.action_dim
-    before = Before.last_of(context) if context else Before.nothing(batch, actions)
-    first = int(context.trajectory.max()) + 1 if context else 0
-    returns = np.zeros((batch, episodes))
-    for episode in range(episodes):
-        observation = simulation.reset([int(seed) for seed in seeds[:, episode]]).observation
-        for step in range(steps):
-            if step == 0 and not cross_episode:
-                before = Before.nothing(batch, actions)
-            to_go = (target - returns[:, episode, None] / scale).astype(np.float32)
-            seen = _step(to_go, normalizer(observation), before, step, first + episode)
-            chosen = policy.act(seen).reshape(batch, chunk, -1).copy()
-            chosen[:, info.episode_length - step * chunk :] = 0  # beyond the time limit
-            earned = np.zeros(batch)
-            for now in range(min(chunk, info.episode_length - step * chunk)):
-                observation, rewards, _ = simulation.step(chosen[:, now])
-                earned += rewards
-            returns[:, episode] += earned
-            reached = (step == steps - 1) & (returns[:, episode] >= target * scale)
-            before = Before(
-                action=chosen.reshape(batch, -1),
-                reward=token_reward(earned, steps, scale).astype(np.float32)[:, None],
-                completion=reached.astype(np.float32)[:, None],
-            )
-            policy.record(
-                seen._replace(**{name: part[:, None] for name, part in before._asdict().items()})
-            )
-    return returns
+    before = Before.nothing(len(seeds), networks.dimensions(agent.config).action)
+    starts, episodes = [], []
+    for episode, drawn in enumerate(seeds.T):
+        start = Start(targets, np.zeros(len(seeds), bool), False, episode, None)
+        if history is not None:
+            start = history.begin()
+        if start.before is not None:
+            before = start.before
+        done, before = _play(agent, policy, simulation, drawn, scale, start, before, progress)
+        if history is not None:
+            history.end(done)
+        starts.append(start)
+        episodes.append(done)
+    return Rolled(
+        returns=scale * np.array([[each.episode_return for each in done] for done in episodes]).T,
+        targets=np.array([start.targets for start in starts]).T,
+        stale=np.array([start.stale for start in starts]).T,
+        evicted=np.array([start.evicted for start in starts]),
+        trajectories=episodes,
+    )
+
+
+def _play(
+    agent: Agent,
+    policy: Policy,
+    simulation: Simulation | SharedSimulation,
+    seeds: np.ndarray,
+    scale: float,
+    start: Start,
+    before: Before,
+    progress: Callable[[int], object],
+) -> tuple[list[Trajectory], Before]:
+    """One episode of every environment, and what its last step was."""
+    model, length = agent.config.model, simulation.task.episode_length
+    chunk, steps = model.chunk, steps_in(length, model.chunk)
+    if not model.cross_episode:
+        before = Before.nothing(len(seeds), before.action.shape[1])
+    observation = simulation.reset([int(seed) for seed in seeds]).observation
+    observations, actions, rewards = [], [], []
+    earned = np.zeros(len(seeds))
+    for step in range(steps):
+        to_go = (start.targets - earned / scale).astype(np.float32)[:, None]
+        seen = _step(to_go, agent.normalizer(observation), before, step, start.index)
+        chosen = policy.act(seen).reshape(len(seeds), chunk, -1).copy()
+        chosen[:, length - step * chunk :] = 0  # beyond the time limit
+        now = range(min(chunk, length - step * chunk))
+        for action in chosen.swapaxes(0, 1)[: len(now)]:
+            observations.append(observation)
+            observation, reward, _ = simulation.step(action)
+            actions.append(action)
+            rewards.append(reward.astype(np.float64))
+        summed = np.sum(rewards[-len(now) :], axis=0)
+        earned += summed
+        reached = (step == steps - 1) & (earned >= start.targets * scale)
+        before = Before(
+            action=chosen.reshape(len(seeds), -1),
+            reward=token_reward(summed, steps, scale).astype(np.float32)[:, None],
+            completion=reached.astype(np.float32)[:, None],
+        )
+        policy.record(
+            seen._replace(**{name: part[:, None] for name, part in before._asdict().items()})
+        )
+        progress(len(now) * len(seeds))
+    whole = (np.stack(each, axis=1) for each in (observations, actions, rewards))
+    return [
+        Trajectory(observation, action, reward / scale)
+        for observation, action, reward in zip(*whole, strict=True)
+    ], before
 
 
 def _step(

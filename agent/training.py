@@ -54,12 +54,6 @@ def train(config: TrainConfig) -> Path:
     config.check()
     processes.join()
     mesh = sharding.make_mesh(config.mesh, config.require)  # JAX is used from here on
-    if jax.process_count() > 1 and config.evaluate_rollouts:
-        raise ValueError(
-            f"evaluate_rollouts={config.evaluate_rollouts} needs a run of one process, this has "
-            f"{jax.process_count()}; use 0 (the held-out error is still measured) and roll the "
-            f"checkpoints out with scripts.evaluate"
-        )
     pool = Pool.load(EpisodeStore(config.data.store), config.data.tasks, config.data.holdout)
     checkpoints = checkpoint.Checkpoints(config.run)
     try:

@@ -8,9 +8,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from agent import evaluation, networks, objective, sharding
+from agent import networks, objective, sharding
 from agent.checkpoint import Agent, TrainState
 from agent.config import TrainConfig
+from agent.evaluation import Evaluation
+from agent.protocol import Protocol
+from agent.results import flat
 from data.batches import Batch
 from data.normalize import Normalizer
 from data.pool import Pool
@@ -99,9 +102,9 @@ class Validation:
             mesh=self.mesh,
             step=step,
         )
-        results = evaluation.evaluate(
-            agent, self.pool, contexts=("self",), rollouts=self.config.evaluate_rollouts
-        )
+        rollouts = Evaluation(agent, self.pool, chains=self.config.evaluate_rollouts)
+        protocol = Protocol(context="self", n=self.config.data.trajectories)
+        results = flat(cell for cells in rollouts.run(rollouts.plan([protocol])) for cell in cells)
         values = {}
         for task in self.pool.tasks:
             episodes = [each for each in results if each.task == task]

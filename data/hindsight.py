@@ -23,7 +23,7 @@ class Trajectory:
     Attributes:
         observation: ``[T, O]`` float32.
         action: ``[T, A]`` float32 in [-1, 1].
-        reward: ``[T]`` float32, ``reward[t]`` earned by ``action[t]``.
+        reward: ``[T]`` floating, ``reward[t]`` earned by ``action[t]``.
     """
 
     observation: np.ndarray

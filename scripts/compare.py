@@ -113,7 +113,9 @@ def _train_and_evaluate(args: Compare) -> list[Job]:
             train += ("--data.store", str(args.data / "stores" / store), "--data.tasks", *tasks)
             if args.updates:
                 train += ("--optimizer.steps", str(args.updates))
-            evaluate = module("evaluate", "--checkpoint", run, "--rollouts", args.rollouts)
+            evaluate = module(
+                "evaluate", "--checkpoint", run, "--chains", args.rollouts, "--no-plots"
+            )
             jobs.append(Job(f"{name}, seed {seed}", (train, evaluate)))
     return jobs
 
@@ -128,15 +130,15 @@ AGENTS = {
 
 
 def _report(args: Compare, seconds: float) -> None:
-    from agent import report
-    from agent.evaluation import read_csv, write_csv
+    from agent import report, tables
+    from agent.results import read_csv, versions, write_csv
     from data import Pool
 
     results = {
         name: [
             result
             for seed in range(args.seeds)
-            for result in read_csv(args.run / f"seed{seed}" / name / "evaluation.csv")
+            for result in read_csv(args.run / f"seed{seed}" / name / "evaluation" / "results.csv")
         ]
         for name in AGENTS
     }
@@ -147,11 +149,11 @@ def _report(args: Compare, seconds: float) -> None:
     text = REPORT.format(
         task=TASK,
         hidden=" or ".join(HIDDEN),
-        comparison=report.comparison_table(single, TASK, returns, task(TASK).random_return),
-        hidden_table=report.hidden_table(hidden),
+        comparison=tables.comparison_table(single, TASK, returns, task(TASK).random_return),
+        hidden_table=tables.hidden_table(hidden),
         rollouts=args.rollouts,
         seeds=args.seeds,
-        versions=report.versions(),
+        versions=versions(),
         seconds=seconds,
         cores=args.jobs,
     )

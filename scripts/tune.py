@@ -66,13 +66,13 @@ def main(args: Tune) -> None:
                     *("--optimizer.learning-rate", rate, "--model.width", width),
                 ),
                 module(
-                    *("evaluate", "--checkpoint", folder, "--contexts", "self"),
-                    *("--rollouts", args.rollouts, "--seed", EVALUATION_SEED),
+                    *("evaluate", "--checkpoint", folder, "--context", "self"),
+                    *("--no-plots", "--chains", args.rollouts, "--seed", EVALUATION_SEED),
                 ),
             ),
         )
         for rate, width, seed, folder in points(args)
-        if not (folder / "evaluation.csv").exists()
+        if not (folder / "evaluation" / "results.csv").exists()
     ]
     run(jobs, args.jobs, args.out / "logs", args.out / "compiled")
     text = table(args)
@@ -91,20 +91,21 @@ def points(args: Tune) -> Iterator[tuple[float, int, int, Path]]:
 
 def table(args: Tune) -> str:
     """Mean return of every point with its interval, and what training took."""
-    from agent import report
-    from agent.evaluation import read_csv
+    from agent import tables
+    from agent.results import grid, read_csv
     from agent.statistics import bootstrap
 
     rows = []
     for rate in sorted(args.learning_rates):
         for width in sorted(args.widths):
             runs = [at for r, w, _, at in points(args) if (r, w) == (rate, width)]
-            by_seed = [report.grid(read_csv(at / "evaluation.csv")).mean(axis=1) for at in runs]
+            found = [read_csv(at / "evaluation" / "results.csv") for at in runs]
+            by_seed = [grid(results).mean(axis=1) for results in found]
             rows.append(
                 [
                     f"{rate:g}",
                     str(width),
-                    report.shown(bootstrap(np.concatenate(by_seed))),
+                    tables.shown(bootstrap(np.concatenate(by_seed))),
                     ", ".join(f"{chains.mean():.0f}" for chains in by_seed),
                     f"{_seconds(runs):.0f}",
                 ]
@@ -113,7 +114,7 @@ def table(args: Tune) -> str:
     header = ["learning rate", "width", "mean return [95 % over chains]", "by seed", "seconds"]
     return (
         f"{args.preset}: {preset.optimizer.steps:,} updates, {args.rollouts} chains a seed, "
-        f"evaluation seed {EVALUATION_SEED}\n\n{report.table(header, rows)}"
+        f"evaluation seed {EVALUATION_SEED}\n\n{tables.table(header, rows)}"
     )
 
 

@@ -1,21 +1,27 @@
-"""Evaluation in dm_control: contexts, determinism, bookkeeping of returns."""
+"""Evaluation in dm_control: contexts, targets, determinism, bookkeeping of returns."""
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
-from agent import checkpoint, evaluation, training
+from agent import checkpoint, evaluation, networks, results, training
 from agent import policy as policies
 from agent.checkpoint import Agent
 from agent.config import MeshConfig, ModelConfig, TrainConfig
-from agent.evaluation import Result
+from agent.evaluation import Evaluation
+from agent.history import History, packed
+from agent.protocol import Protocol
+from agent.results import Cell, Result
 from agent.rollout import rollout
 from agent.sharding import make_mesh
-from data.batches import Batch
+from data.batches import Batch, place
+from data.batches import positions as positions_of
 from data.normalize import Normalizer
 from data.pool import Pool
 from exorl import EpisodeStore, Simulation
+from ring.layout import inverse
 
 RUN, BACK = "cheetah_run", "cheetah_run_backward"
 COARSE = ModelConfig(chunk=50, layers=1, width=16, heads=2)  # 20 steps an episode
@@ -29,27 +35,37 @@ def trained(config: TrainConfig, **changes) -> tuple[Agent, Pool]:
     return agent, pool
 
 
+def run(rollouts: Evaluation, *protocols: Protocol, finished=()) -> list[Cell]:
+    return [cell for cells in rollouts.run(rollouts.plan(protocols, finished)) for cell in cells]
+
+
 def test_a_hidden_task_under_every_context(config):
-    made = config(
-        tasks=(RUN, BACK),
-        model=COARSE,
-        data={"trajectories": 2, "fixed": True},
-    )
+    made = config(tasks=(RUN, BACK), model=COARSE, data={"trajectories": 2, "fixed": True})
     agent, pool = trained(made)
-    contexts = evaluation.contexts_of(agent)
-    results = evaluation.evaluate(agent, pool, contexts=contexts, rollouts=2, seed=3)
-    cells = {(r.task, r.context, r.chain, r.episode) for r in results}
-    expected = {(t, "self", c, e) for t in (RUN, BACK) for c in (0, 1) for e in (0, 1)}
-    expected |= {
-        (t, x, c, 0) for t in (RUN, BACK) for x in ("dataset", "wrong_task") for c in (0, 1)
-    }
-    assert cells == expected and len(results) == len(cells)
-    for each in results:
+    names = evaluation.contexts_of(agent)
+    assert names == ("self", "dataset_sorted", "wrong_task")
+    rollouts = Evaluation(agent, pool, chains=2, seed=3)
+    protocols = [Protocol(name, 2) for name in (*names, "self_resorted", "empty", "mixed")]
+    found = run(rollouts, *protocols)
+    cells = {(r.task, r.context, r.chain, r.episode) for r in results.flat(found)}
+    both = [(t, c) for t in (RUN, BACK) for c in (0, 1)]
+    expected = {(t, x, c, e) for t, c in both for x in ("self", "self_resorted") for e in (0, 1)}
+    for name in ("dataset_sorted", "wrong_task", "empty", "mixed"):
+        expected |= {(t, name, c, 0) for t, c in both}
+    rows = results.flat(found)
+    assert cells == expected and len(rows) == len(cells)
+    for each in rows:
         assert 0 <= each.episode_return <= 1000
-        assert each.percent == pytest.approx(
-            100 * each.episode_return / pool.best_return(each.task), rel=1e-6
-        )
-    assert results == evaluation.evaluate(agent, pool, contexts=contexts, rollouts=2, seed=3)
+        attainable = pool.best_return(each.task)
+        assert each.percent == pytest.approx(100 * each.episode_return / attainable, rel=1e-6)
+        assert each.target >= attainable * (1 - 1e-9)
+    first = {r.context: r.episode_return for r in rows if r[2] == RUN and r.chain == r.episode == 0}
+    assert first["empty"] == first["self"] == first["self_resorted"]  # nothing precedes
+    again = run(rollouts, *protocols)
+    assert [c.returns for c in again] == [c.returns for c in found]
+    assert not rollouts.plan(protocols, found)
+    left = rollouts.plan(protocols, [c for c in found if c.protocol["context"] != "empty"])
+    assert {group.protocol.context for group in left} == {"empty"}
 
 
 def test_one_checkpoint_acts_alike_around_a_ring_and_on_one_device(config):
@@ -62,8 +78,11 @@ def test_one_checkpoint_acts_alike_around_a_ring_and_on_one_device(config):
     whole, _ = trained(ring, model=bpt, mesh=MeshConfig())
     actions = []
     for agent in (sharded, whole):
-        context = evaluation.draw_context(agent, pool, RUN, rollouts=2, count=2, seed=0, target=1.0)
-        policy = policies.make(agent, batch=2, steps=context.order.shape[1], context=context)
+        protocol, scale = Protocol("dataset_sorted", 3), agent.best_returns[RUN]
+        rows = [protocol.draw(pool, RUN, scale, chain, seed=0) for chain in range(2)]
+        context = packed(agent, rows, [1.0, 1.0])
+        policy = policies.ChainPolicy(agent, batch=2, steps=context.order.shape[1])
+        policy.remember(context)
         replayed = []
         for step in range(context.order.shape[1]):
             now = Batch(*(array[:, step : step + 1] for array in context))
@@ -73,52 +92,177 @@ def test_one_checkpoint_acts_alike_around_a_ring_and_on_one_device(config):
     np.testing.assert_allclose(actions[0], actions[1], atol=1e-5)
 
 
-def test_contexts_come_from_held_out_episodes_of_the_shown_task(config):
-    agent, pool = trained(config(tasks=(RUN, BACK), model=COARSE, steps=2, data={"fixed": True}))
-    batch = evaluation.draw_context(agent, pool, BACK, rollouts=3, count=2, seed=0, target=1.0)
-    np.testing.assert_allclose(batch.return_to_go[batch.timestep == 0], 1.0, rtol=1e-6)
-    starts = {agent.normalizer(pool.store[e].observation[0]).tobytes() for e in pool.held_out}
-    seen = {row.tobytes() for row in batch.observation[batch.timestep == 0]}
-    assert seen <= starts
-    earned = np.array(
-        [
-            [batch.reward[row][batch.trajectory[row] == i].sum() for i in range(2)]
-            for row in range(3)
-        ]
+@pytest.fixture
+def pool(config) -> Pool:
+    made = config(tasks=(RUN, BACK))
+    return Pool.load(EpisodeStore(made.data.store), made.data.tasks, 0.5)
+
+
+def returns_of(pool: Pool, protocol: Protocol, chain: int = 0) -> list[float]:
+    drawn = protocol.draw(pool, RUN, pool.best_return(RUN), chain, seed=0)
+    return [each.episode_return for each in drawn]
+
+
+def test_where_contexts_come_from_and_how_they_are_arranged(pool):
+    scale = pool.best_return(RUN)
+    there = np.sort(pool.returns[RUN][pool.held_out]) / scale
+    by = {
+        name: returns_of(pool, Protocol(name, 4))
+        for name in ("dataset_sorted", "dataset_shuffled", "dataset_topk", "dataset_bottomk")
+    }
+    assert by["dataset_sorted"] == sorted(by["dataset_sorted"]) == sorted(by["dataset_shuffled"])
+    np.testing.assert_allclose(by["dataset_topk"], there[-3:], rtol=1e-6)
+    np.testing.assert_allclose(by["dataset_bottomk"], there[:3], rtol=1e-6)
+    shuffled = [returns_of(pool, Protocol("dataset_shuffled", 4), chain) for chain in range(5)]
+    assert any(each != sorted(each) for each in shuffled)
+    assert len({tuple(sorted(each)) for each in shuffled}) > 1  # chains have their own
+    assert len(returns_of(pool, Protocol("mixed", 5))) == 2
+    assert not returns_of(pool, Protocol("self", 4))
+    held_out = {pool.store[int(e)].observation[0].tobytes() for e in pool.held_out}
+    for source, inside in (("held_out", True), ("training", False)):
+        drawn = Protocol("dataset_sorted", 4, source=source).draw(pool, BACK, 1.0, 0, seed=1)
+        assert all((each.observation[0].tobytes() in held_out) == inside for each in drawn)
+
+
+def test_targets(pool):
+    scale = pool.best_return(RUN)
+    context = Protocol("dataset_topk", 3).draw(pool, RUN, scale, 0, seed=0)
+    best = context[-1].episode_return
+
+    def goal(context=context, **changes) -> float:
+        return Protocol("dataset_topk", 3, **changes).goal(pool, RUN, scale, context)
+
+    assert goal() == max(1.0, best) and goal(context=[]) == 1.0
+    assert goal(target="context") == best
+    assert goal(target="dataset") == pytest.approx(pool.returns[RUN].max() / scale)
+    assert goal(target="task") == pytest.approx(1000 / scale)
+    assert goal(target=500.0, multiplier=2.0) == pytest.approx(1000 / scale)
+    with pytest.raises(ValueError, match=r"below the best of the context.*--allow-low-target"):
+        goal(target="context", multiplier=0.5)
+    assert goal(target="context", multiplier=0.5, allow_low_target=True) == best / 2
+
+
+@pytest.mark.parametrize(
+    ("protocol", "match"),
+    [
+        (Protocol("self", 4), r"n=4, but .* at most 3 trajectories.*--extrapolate"),
+        (Protocol("wrong_task", 2), "a wrong task needs a hidden group"),
+        (Protocol("dataset_sorted", 0), "must be at least 1, got n=0"),
+        (Protocol("dataset_sorted", 40, extrapolate=True), "39 held-out episodes cannot be drawn"),
+        (Protocol("self", 3, target="context"), "holds no episodes to take a target from"),
+        (Protocol("self", 3, multiplier=0.0), "must be a positive return"),
+        (Protocol("self", 3, episodes=0), "episodes=0"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(config, protocol, match):
+    made = config()
+    pool = Pool.load(EpisodeStore(made.data.store), made.data.tasks)
+    with pytest.raises(ValueError, match=match):
+        protocol.check(made, pool)
+
+
+@pytest.mark.parametrize(
+    ("packing", "positions", "protocol"),
+    [
+        ("step", "learned", Protocol("self", 3)),
+        ("rsar", "rotary", Protocol("mixed", 3)),
+        pytest.param("rsard", "global", Protocol("self", 3), marks=pytest.mark.slow),
+        pytest.param("step", "rotary", Protocol("dataset_sorted", 3), marks=pytest.mark.slow),
+    ],
+)
+def test_the_training_path_predicts_the_actions_of_a_rollout(config, packing, positions, protocol):
+    """All episodes of two chains, packed as training chains are, in one full forward pass."""
+    model = dataclasses.replace(COARSE, packing=packing, positions=positions)
+    agent, pool = trained(config(model=model, mesh=MeshConfig(ring=2), steps=2))
+    scale = agent.best_returns[RUN]
+    contexts = [protocol.draw(pool, RUN, scale, chain, seed=0) for chain in range(2)]
+    targets = np.array([protocol.goal(pool, RUN, scale, context) for context in contexts])
+    policy = policies.ChainPolicy(agent, batch=2, steps=20 * protocol.own)
+    rolled = rollout(
+        agent,
+        policy,
+        Simulation(RUN, 2),
+        np.arange(2 * protocol.own).reshape(2, -1),
+        scale=scale,
+        targets=targets,
+        history=History(agent, policy, protocol, targets, contexts),
     )
-    assert np.all(np.diff(earned, axis=1) >= 0)
+    own = zip(*rolled.trajectories, strict=True)
+    rows = [[*context, *done] for context, done in zip(contexts, own, strict=True)]
+    whole = packed(agent, rows, targets)
+    steps = whole.order.shape[1]
+    with jax.set_mesh(agent.mesh):
+        network = networks.assemble(agent.structure, agent.parameters)
+        predicted = np.asarray(jax.jit(lambda batch: network(batch))(place(whole, agent.mesh)))
+    predicted = predicted[:, inverse(positions_of(steps, 2, "zigzag"))][:, :steps]
+    first = steps - 20 * protocol.own
+    np.testing.assert_allclose(whole.action[:, first:], predicted[:, first:], atol=1e-5)
+
+
+def test_learned_positions_do_not_extrapolate(config):
+    made = config(model=dataclasses.replace(COARSE, positions="learned"))
+    pool = Pool.load(EpisodeStore(made.data.store), made.data.tasks)
+    with pytest.raises(ValueError, match="learned 3 positions"):
+        Protocol("self", 4, extrapolate=True).check(made, pool)
 
 
 def test_baselines_take_no_context(config):
     agent, pool = trained(config(method="bc", model=ModelConfig(chunk=50, width=16), steps=2))
-    results = evaluation.evaluate(agent, pool, contexts=("self",), rollouts=2)
-    assert {(r.chain, r.episode) for r in results} == {(c, e) for c in (0, 1) for e in range(3)}
+    found = results.flat(run(Evaluation(agent, pool, chains=2), Protocol("self", 5)))
+    assert {(r.chain, r.episode) for r in found} == {(c, e) for c in (0, 1) for e in range(5)}
     with pytest.raises(ValueError, match="takes no context"):
-        evaluation.evaluate(agent, pool, contexts=("dataset",), rollouts=2)
+        Evaluation(agent, pool).plan([Protocol("dataset_sorted", 2)])
 
 
 class Recorder:
-    """Acts by a fixed rule and keeps all it was shown."""
+    """Acts by a fixed rule and keeps all it was shown and told to know."""
 
     def __init__(self, chunk: int) -> None:
-        self.chunk, self.seen = chunk, []
+        self.chunk, self.seen, self.told = chunk, [], []
 
     def act(self, step: Batch) -> np.ndarray:
         rows = step.order.shape[0]
-        wave = np.sin(np.arange(6 * self.chunk) + step.timestep[0, 0])
+        wave = np.sin(np.arange(6 * self.chunk) + step.timestep[0, 0] + 9 * step.trajectory[0, 0])
         return np.tile(wave.astype(np.float32), (rows, 1))
 
     def record(self, step: Batch) -> None:
         self.seen.append(step)
 
+    def remember(self, context: Batch | None) -> None:
+        self.told.append(context)
 
-def test_a_rollout_shows_the_policy_what_training_showed_it():
-    """Returns-to-go fall by the true rewards; an episode's end enters the next one's start."""
-    policy, chunk = Recorder(300), 300  # 300, 300, 300 and 100 steps
-    seeds = evaluation.episode_seeds(0, rollouts=2, episodes=2)
+    def forget(self, before: int) -> None:
+        self.told.append(before)
+
+
+def untrained(config, **changes) -> Agent:
+    made = config(model=ModelConfig(chunk=300), **changes)  # 300, 300, 300 and 100 steps
     identity = Normalizer(np.zeros(17, np.float32), np.ones(17, np.float32))
-    returns = rollout(policy, RUN, seeds, normalizer=identity, chunk=chunk, scale=50.0, target=2.0)
-    assert returns.shape == (2, 2) and len(policy.seen) == 8
+    return Agent(made, None, None, identity, {RUN: 50.0}, None, 0)  # type: ignore[arg-type]
+
+
+def recorded(config, protocol: Protocol, targets: np.ndarray, context=(), **changes):
+    agent, policy = untrained(config, **changes), Recorder(300)
+    seeds = np.concatenate(
+        [evaluation.episode_seeds(0, chain, 1, protocol.own) for chain in range(len(targets))]
+    )
+    rolled = rollout(
+        agent,
+        policy,
+        Simulation(RUN, len(targets)),
+        seeds,
+        scale=50.0,
+        targets=targets,
+        history=History(agent, policy, protocol, targets, list(context)),
+    )
+    return policy, rolled, seeds
+
+
+def test_a_rollout_shows_the_policy_what_training_showed_it(config):
+    """Returns-to-go fall by the true rewards; an episode's end enters the next one's start."""
+    policy, rolled, seeds = recorded(config, Protocol("self", 2), np.array([2.0, 2.0]))
+    returns = rolled.returns
+    assert returns.shape == (2, 2) and len(policy.seen) == 8 and policy.told == [None]
     # Times the steps of an episode, over 4: here the same.
     earned = np.stack([step.reward[:, 0, 0] for step in policy.seen])
     np.testing.assert_allclose(earned[:4].sum(axis=0) * 50, returns[:, 0], rtol=1e-5)
@@ -140,19 +284,122 @@ def test_a_rollout_shows_the_policy_what_training_showed_it():
         np.testing.assert_array_equal(start[0], start[1])
 
 
+def test_a_full_sequence_evicts_its_oldest_trajectory(config):
+    protocol = Protocol("self", 2, episodes=4)
+    policy, rolled, _ = recorded(config, protocol, np.array([2.0]))
+    assert policy.told == [None, 4, 8]  # before the third and the fourth episode
+    assert rolled.evicted.tolist() == [False, False, True, True]
+    assert [step.trajectory[0, 0] for step in policy.seen[::4]] == [0, 1, 2, 3]  # rotary: relative
+
+
+def test_or_is_computed_anew_without_it(config):
+    protocol = Protocol("self", 2, episodes=3, beyond="reprefill")
+    policy, rolled, _ = recorded(config, protocol, np.array([2.0]))
+    assert policy.told[0] is None and not rolled.evicted.any()
+    (context,) = policy.told[1:]
+    whole = Batch(
+        *(np.concatenate(arrays, axis=1) for arrays in zip(*policy.seen[4:8], strict=True))
+    )
+    for name in ("return_to_go", "observation", "action", "reward", "completion", "timestep"):
+        np.testing.assert_allclose(
+            getattr(context, name), getattr(whole, name), rtol=1e-5, atol=1e-6
+        )
+    assert (context.trajectory == 0).all() and policy.seen[8].trajectory[0, 0] == 1
+    np.testing.assert_array_equal(policy.seen[8].previous_reward, policy.seen[7].reward)
+
+
+def test_resorted_episodes_ascend_and_a_beaten_target_rises(config):
+    """The recorder earns something else in each episode, more than is asked for."""
+    protocol = Protocol("self_resorted", 3, stale="reprefill")
+    policy, rolled, _ = recorded(config, protocol, np.array([1e-3, 1e-3]))
+    units = rolled.returns / 50
+    assert not rolled.stale.any()
+    np.testing.assert_allclose(rolled.targets[:, 1], units[:, 0])
+    np.testing.assert_allclose(rolled.targets[:, 2], units[:, :2].max(axis=1))
+    context = policy.told[2]
+    for row in range(2):
+        starts = context.return_to_go[row][context.timestep[row] == 0, 0]
+        np.testing.assert_allclose(starts, units[row, :2].max(), rtol=1e-5)
+        earned = [context.reward[row][context.trajectory[row] == i].sum() for i in range(2)]
+        np.testing.assert_allclose(earned, np.sort(units[row, :2]), rtol=1e-4)
+    kept, rolled, _ = recorded(config, Protocol("self", 3), np.array([1e-3]))
+    assert rolled.stale.tolist() == [[False, True, True]] and kept.told == [None]
+
+
+def test_labels_and_files(config, tmp_path):
+    """What is written is read back; a line torn by a crash is left out and its cell done again."""
+    agent, pool = trained(config(model=dataclasses.replace(COARSE, positions="rotary"), steps=2))
+    rollouts = Evaluation(agent, pool, "2@now", chains=2)
+    low = Protocol("dataset_topk", 2, target="context", multiplier=0.5, allow_low_target=True)
+    sliding = Protocol("self", 4, episodes=5, extrapolate=True)
+    found = run(rollouts, low, sliding)
+    labels = [r.labels for r in results.flat(found)]
+    assert labels[:2] == ["low_target"] * 2
+    assert labels[2] == "extrapolated" and labels[6] in (
+        "extrapolated+evicted",
+        "extrapolated+stale+evicted",
+    )
+    path = tmp_path / "deep" / "cells.jsonl"
+    results.append(path, found[:3])
+    path.write_text(path.read_text()[:-40])
+    assert results.read(path) == found[:2]
+    assert rollouts.plan([low, sliding], results.read(path))[0].protocol == sliding
+    results.append(path, found[2:])
+    assert results.read(path) == found
+
+
+def test_one_prefix_serves_all_environments_as_its_copies_would(config):
+    made = config(model=COARSE, mesh=MeshConfig(data=2, ring=2), data={"multiple": 2}, steps=2)
+    agent, pool = trained(made)
+    rollouts = Evaluation(agent, pool, chains=1)
+    shared = run(rollouts, Protocol("dataset_sorted", 3, envs=4))[0]
+    assert np.array(shared.returns).shape == (4, 1) and len(set(map(tuple, shared.returns))) == 4
+    protocol, scale = Protocol("dataset_sorted", 3), agent.best_returns[RUN]
+    context = protocol.draw(pool, RUN, scale, 0, seed=0)
+    targets = np.full(4, protocol.goal(pool, RUN, scale, context))
+    policy = policies.ChainPolicy(agent, batch=4, steps=20)
+    rolled = rollout(
+        agent,
+        policy,
+        Simulation(RUN, 4),
+        evaluation.episode_seeds(0, 0, 4, 1),
+        scale=scale,
+        targets=targets,
+        history=History(agent, policy, protocol, targets, [context] * 4),
+    )
+    np.testing.assert_allclose(shared.returns, rolled.returns, rtol=1e-3)
+
+
+def test_a_prefix_shared_by_targets_is_computed_once(config, monkeypatch):
+    agent, pool = trained(config(model=COARSE, steps=2))
+    prefilled, prefill = [], policies._prefill
+    monkeypatch.setattr(
+        policies, "_prefill", lambda *a, **k: prefilled.append(1) or prefill(*a, **k)
+    )
+    rollouts = Evaluation(agent, pool, chains=2)
+    each = [Protocol("dataset_sorted", 3, multiplier=m) for m in (1.0, 2.0)]
+    own = run(rollouts, *each)
+    assert len(prefilled) == 2
+    shared = run(rollouts, *(dataclasses.replace(p, share_prefix=True) for p in each))
+    assert len(prefilled) == 3
+    assert [c.labels for c in shared] == [[[""]]] * 2 + [[["shared_prefix"]]] * 2
+    np.testing.assert_allclose(shared[0].returns, own[0].returns)
+    assert shared[2].targets == own[2].targets
+
+
 def test_csv_round_trip(tmp_path):
-    results = [
-        Result("at", 0, RUN, "self", chain, episode, 12.25 * chain, 100 / 3)
-        for chain in range(2)
-        for episode in range(3)
+    rows = [
+        Result("at", 0, RUN, "self", 4, 1.5, c, 0, e, 12.25 * c, 100.0, 100 / 3, 2 / 3, "a+b")
+        for c in range(2)
+        for e in range(3)
     ]
     path = tmp_path / "deep" / "results.csv"
-    evaluation.write_csv(path, results)
-    assert evaluation.read_csv(path) == results
+    results.write_csv(path, rows)
+    assert results.read_csv(path) == rows
     assert [each.name for each in path.parent.iterdir()] == ["results.csv"]
 
 
-def test_seeds_are_a_function_of_chain_and_episode():
-    seeds = evaluation.episode_seeds(7, 3, 4)
-    assert len(set(seeds.ravel().tolist())) == 12
-    np.testing.assert_array_equal(evaluation.episode_seeds(7, 2, 2), seeds[:2, :2])
+def test_seeds_are_a_function_of_chain_environment_and_episode():
+    seeds = np.stack([evaluation.episode_seeds(7, chain, 2, 4) for chain in range(3)])
+    assert len(set(seeds.ravel().tolist())) == 24
+    np.testing.assert_array_equal(evaluation.episode_seeds(7, 1, 1, 2), seeds[1, :1, :2])

@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from agent import checkpoint, processes
+from agent import checkpoint, processes, results
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -23,10 +24,15 @@ def free_port() -> str:
 
 
 def start(run: Path, store: Path, count: int, *flags: str) -> list[subprocess.Popen[str]]:
-    """`scripts.train` as `count` processes that share eight devices out among themselves."""
-    command = [sys.executable, "-m", "scripts.train", "tiny", "--run", str(run)]
+    """`scripts.train` as `count` processes."""
+    command = ["-m", "scripts.train", "tiny", "--run", str(run)]
     command += ["--data.store", str(store), "--data.tasks", "cheetah_run"]
     command += ["--mesh.data", "2", "--mesh.ring", "4", "--log-every", "1", *flags]
+    return launch(command, count)
+
+
+def launch(command: list[str], count: int) -> list[subprocess.Popen[str]]:
+    """Python as `count` processes that share eight devices out among themselves."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(8 // count)}
     port = free_port()
     if count > 1:
@@ -36,7 +42,7 @@ def start(run: Path, store: Path, count: int, *flags: str) -> list[subprocess.Po
         }
     return [
         subprocess.Popen(
-            command,
+            [sys.executable, *command],
             cwd=ROOT,
             env=environment | ({"JAX_PROCESS_ID": str(process)} if count > 1 else {}),
             stdout=subprocess.PIPE,
@@ -91,6 +97,62 @@ def test_two_processes_are_one_run_and_go_on_as_one_or_two(cheetah_store, tmp_pa
         again = losses(run)
         for step in range(6, 11):
             assert again[step] == pytest.approx(found[3 - count][step], rel=1e-6), step
+
+    # Rollouts too: the first process steps the environments, and all act on what it saw.
+    returns = {}
+    for count in (1, 2):
+        out = tmp_path / f"evaluation{count}"
+        command = ["-m", "scripts.evaluate", "--checkpoint", str(tmp_path / "of1")]
+        command += ["--chains", "2", "--out", str(out), "--no-plots"]
+        ended = finish(launch(command, count))
+        assert [status for status, _ in ended] == [0] * count, ended
+        returns[count] = [each.episode_return for each in results.read_csv(out / "results.csv")]
+    assert len(returns[1]) == 2 * 4
+    assert returns[2] == pytest.approx(returns[1], rel=0.05, abs=0.05)
+
+
+ACTING = """
+import sys
+import jax
+from agent import policy, processes
+sys.path.insert(0, "tests/agent")
+import test_policy as steps
+from agent.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
+from pathlib import Path
+import numpy as np
+
+processes.join()
+config = TrainConfig(
+    run=Path("unused"),
+    data=DataConfig(store=Path("unused"), tasks=("cheetah_run",)),
+    model=ModelConfig(packing=sys.argv[1], chunk=1, layers=2, width=16, heads=2, block_size=8),
+    mesh=MeshConfig(data=2, ring=4),
+)
+agent = steps.agent_of(config)
+whole = steps.random_steps(2, 20, 5, 6, seed=0)
+acting = policy.ChainPolicy(agent, batch=2, steps=10)
+acting.remember(steps.part(whole, slice(0, 10)))
+actions = []
+for step in range(10, 20):
+    now = steps.part(whole, slice(step, step + 1))
+    actions.append(acting.act(now))
+    acting.record(now)
+if processes.is_first():
+    np.save(sys.argv[2], np.stack(actions))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["step", "rsar"])
+def test_a_cache_sharded_over_two_processes_acts_like_that_of_one(tmp_path, packing):
+    """Across a prefix and two episodes; that of one equals the full forward (test_policy.py)."""
+    for count in (1, 2):
+        out = str(tmp_path / f"{count}.npy")
+        ended = finish(launch(["-c", ACTING, packing, out], count))
+        assert [status for status, _ in ended] == [0] * count, ended
+    one, two = (np.load(tmp_path / f"{count}.npy") for count in (1, 2))
+    assert one.shape == (10, 2, 6)
+    np.testing.assert_allclose(two, one, atol=1e-5)
 
 
 def wait_for_a_step(run: Path, started: list[subprocess.Popen[str]]) -> None:

@@ -3,15 +3,31 @@
 import numpy as np
 import pytest
 
-from agent import report
-from agent.evaluation import Result
+from agent import report, tables
+from agent import results as stored
+from agent.results import Result, select
 
 RUN, BACK = "cheetah_run", "cheetah_run_backward"
 
 
 def results(method: str, seed: int, task: str, context: str, returns, best: float) -> list[Result]:
     return [
-        Result(method, seed, task, context, chain, episode, value, 100 * value / best)
+        Result(
+            method,
+            seed,
+            task,
+            context,
+            4,
+            1.0,
+            chain,
+            0,
+            episode,
+            value,
+            best,
+            100 * value / best,
+            value / 10,
+            "stale" * (episode > 0),
+        )
         for chain, row in enumerate(returns)
         for episode, value in enumerate(row)
     ]
@@ -22,7 +38,7 @@ def hidden() -> list[Result]:
     for seed in (0, 1):
         for task, first in ((RUN, 0.0), (BACK, 90.0)):
             found += results("at", seed, task, "self", [[first, 95.0], [first, 97.0]], 100.0)
-            found += results("at", seed, task, "dataset", [[96.0], [98.0 + seed]], 100.0)
+            found += results("at", seed, task, "dataset_sorted", [[96.0], [98.0 + seed]], 100.0)
             found += results("at", seed, task, "wrong_task", [[1.0], [3.0]], 100.0)
     return found
 
@@ -35,39 +51,52 @@ def cells(table: str, *starts: str) -> list[str]:
 
 
 def test_the_hidden_table_shows_the_worst_task_and_pools_seeds():
-    table = report.hidden_table(hidden())
-    none = cells(table, "no context", "seed 0")
+    shown = tables.hidden_table(hidden())
+    none = cells(shown, "no context", "seed 0")
     assert none[2].startswith("45.0 [") and none[3] == "0.0 (cheetah_run)"
     assert none[4] == "2 + 2"
-    pooled = cells(table, "own-task context", "pooled")
+    pooled = cells(shown, "own-task context", "pooled")
     assert pooled[2].startswith("97.2 [") or pooled[2].startswith("97.3 [")
     assert pooled[4] == "4 + 4"
-    assert cells(table, "self-generated, last episode", "seed 1")[2].startswith("96.0 [")
+    assert cells(shown, "self-generated, last episode", "seed 1")[2].startswith("96.0 [")
 
 
 def test_the_comparison_table_by_hand():
     single = results("at", 0, RUN, "self", [[10.0, 30.0], [20.0, 20.0]], 100.0)
     single += results("bc10", 0, RUN, "self", [[5.0, 7.0]], 100.0)
     single += results("dt", 0, RUN, "self", [[1.0, 3.0], [2.0, 2.0]], 100.0)
-    table = report.comparison_table(single, RUN, np.array([0.0, 50.0]), 4.0)
-    assert cells(table, "training data", "best")[2] == "50.0"
-    assert cells(table, "AT", "first")[2].startswith("15.0 [")
-    assert cells(table, "AT", "last")[2].startswith("25.0 [")
-    assert cells(table, "AT", "max of 2")[2].startswith("25.0 [")
-    assert cells(table, "DT", "best of 2")[2].startswith("2.5 [")
-    assert cells(table, "BC-10 %", "mean")[2:4] == ["6.0 [6.0, 6.0]", "1 × 1 chains × 2"]
+    shown = tables.comparison_table(single, RUN, np.array([0.0, 50.0]), 4.0)
+    assert cells(shown, "training data", "best")[2] == "50.0"
+    assert cells(shown, "AT", "first")[2].startswith("15.0 [")
+    assert cells(shown, "AT", "last")[2].startswith("25.0 [")
+    assert cells(shown, "AT", "max of 2")[2].startswith("25.0 [")
+    assert cells(shown, "DT", "best of 2")[2].startswith("2.5 [")
+    assert cells(shown, "BC-10 %", "mean")[2:4] == ["6.0 [6.0, 6.0]", "1 × 1 chains × 2"]
 
 
 def test_missing_results_are_refused():
     broken = results("at", 0, RUN, "self", [[1.0, 2.0], [3.0, 4.0]], 10.0)[:-1]
-    with pytest.raises(ValueError, match="do not fill 2 chains × 2 episodes"):
-        report.grid(broken)
+    with pytest.raises(ValueError, match="do not fill 2 chains × 1 environments × 2 episodes"):
+        stored.grid(broken)
+
+
+def test_environments_are_averaged_within_chains_and_units_under_a_lone_one():
+    def rows(chains: int) -> list[Result]:
+        first = results("at", 0, RUN, "dataset_sorted", [[1.0], [3.0]][:chains], 10.0)
+        second = [r._replace(env=1, episode_return=r.episode_return + 4) for r in first]
+        return first + second
+
+    assert stored.grid(rows(2)).tolist() == [[3.0], [5.0]]
+    assert stored.grid(rows(1)).tolist() == [[1.0], [5.0]]
+    row = cells(tables.evaluation_table(rows(1)), RUN)
+    assert row[5].startswith("3.0 [1.0, 5.0") and row[-2] == "1 × 2 × 1"
+    assert row[-1] == "one context, interval over environments"
 
 
 def test_the_table_of_one_evaluation_has_every_cell():
-    table = report.evaluation_table([r for r in hidden() if r.seed == 0])
-    assert len(table.splitlines()) == 2 + 2 * (4 + 1 + 1)
-    assert cells(table, RUN, "dataset", "episode")[3].startswith("97.0 [")
+    shown = tables.evaluation_table([r for r in hidden() if r.seed == 0])
+    assert len(shown.splitlines()) == 2 + 2 * (5 + 1 + 1)
+    assert cells(shown, RUN, "dataset_sorted", "4", "1", "episode")[5].startswith("97.0 [")
 
 
 def test_plots_are_png_files(tmp_path):
@@ -75,6 +104,21 @@ def test_plots_are_png_files(tmp_path):
     report.plot_returns(tmp_path / "returns.png", single, RUN, np.array([1.0, 9.0]))
     report.plot_in_context(tmp_path / "in_context.png", hidden())
     report.plot_hidden(tmp_path / "hidden.png", hidden())
+    references = {name: report.Reference(4.0, np.array([1.0, 9.0, 90.0])) for name in (RUN, BACK)}
+    report.plot_episodes(tmp_path / "episodes.png", select(hidden(), seed=0), references)
+    longer = [r._replace(n=8, multiplier=2.0, target=2 * r.target) for r in hidden()]
+    baselines = results("bc", 0, RUN, "self", [[1.0] * 5], 100.0)
+    baselines += results("bc", 0, BACK, "self", [[1.0] * 9], 100.0)
+    both = [*select(hidden(), seed=0), *select(longer, seed=0)]
+    report.plot_lengths(tmp_path / "lengths.png", both, baselines, references)
+    report.plot_targets(tmp_path / "targets.png", both, references)
     drawn = sorted(tmp_path.iterdir())
-    assert [path.name for path in drawn] == ["hidden.png", "in_context.png", "returns.png"]
+    assert [path.name for path in drawn] == [
+        "episodes.png",
+        "hidden.png",
+        "in_context.png",
+        "lengths.png",
+        "returns.png",
+        "targets.png",
+    ]
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in drawn)

@@ -1,5 +1,6 @@
 """Command lines: help with examples, errors for people, and one checkpoint that tells all."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,11 +75,12 @@ def test_the_whole_comparison_at_smoke_size(tmp_path):
 
     # One checkpoint alone reproduces its numbers.
     agent = tmp_path / "run" / "seed0" / "hidden"
-    before = (agent / "evaluation.csv").read_text()
-    (agent / "evaluation.csv").unlink()
-    alone = run("scripts.evaluate", "--checkpoint", agent, "--rollouts", 2)
+    kept = agent / "evaluation"
+    before = (kept / "results.csv").read_text()
+    shutil.move(kept, tmp_path / "kept")
+    alone = run("scripts.evaluate", "--checkpoint", agent, "--chains", 2)
     assert alone.returncode == 0, alone.stderr
-    assert (agent / "evaluation.csv").read_text() == before
+    assert (kept / "results.csv").read_text() == before
 
     again = run(*command)
     assert again.returncode == 0
@@ -97,3 +99,29 @@ def test_a_grid_of_settings_is_trained_evaluated_and_not_repeated(cheetah_store,
     assert (tmp_path / "tiny.md").read_text() in done.stdout
     again = run(*command)
     assert again.returncode == 0 and "started" not in again.stdout
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_finished_once_and_drawn(cheetah_store, tmp_path):
+    """Several n and contexts, plots, videos; the second time nothing is rolled out."""
+    trained = ("scripts.train", "tiny", "--run", tmp_path / "run", "--optimizer.steps", 2)
+    trained += ("--data.store", cheetah_store.path, "--data.tasks", "cheetah_run")
+    assert run(*trained).returncode == 0
+    command = ("scripts.evaluate", "--checkpoint", tmp_path / "run", "--chains", 2)
+    command += ("--context", "self", "dataset_sorted", "--n", 1, 2, "--multiplier", 1, 1.5)
+    done = run(*command, "--video")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "run" / "evaluation"
+    for name in ("returns.png", "lengths.png", "targets.png", "results.csv"):
+        assert (out / name).stat().st_size > 100
+    cells = (out / "cells.jsonl").read_text()
+    assert len(cells.splitlines()) == 2 * 2 * 2 * 2  # contexts, n, multipliers, chains
+    assert len(list((out / "videos").glob("*.npz"))) == 2 * (1 + 1 + 1 + 3)
+    if "cannot draw" not in done.stderr:
+        gifs = list((out / "videos").glob("*.gif"))
+        assert gifs and all(gif.read_bytes()[:3] == b"GIF" for gif in gifs)
+    again = run(*command)
+    assert (out / "cells.jsonl").read_text() == cells
+    assert [line for line in again.stdout.splitlines() if line.startswith("|")] == [
+        line for line in done.stdout.splitlines() if line.startswith("|")
+    ]

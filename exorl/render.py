@@ -1,0 +1,72 @@
+"""Episodes as moving pictures: actions played again from the same initial state, and drawn."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from exorl import suite
+
+EVERY = 8
+"""One frame is drawn of as many steps."""
+
+
+class RenderError(RuntimeError):
+    """Nothing can be drawn here, or not written; the message says what is missing."""
+
+
+def frames(task: str, seed: int, actions: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Pictures of every `EVERY`-th step of an episode.
+
+    Args:
+        task: whose environment is drawn.
+        seed: of the initial state, as `exorl.Simulation.reset` takes it.
+        actions: ``[T, A]`` in [−1, 1], from the first step on.
+        size: height and width in pixels.
+
+    Returns:
+        ``[F, height, width, 3]`` uint8.
+
+    Raises:
+        RenderError: MuJoCo cannot draw here.
+    """
+    os.environ.setdefault("MUJOCO_GL", "egl")  # before dm_control is imported
+    try:
+        environment = suite.load(task, seed)
+        environment.reset()
+        scale = suite.scaling(*environment.physics.model.ptr.actuator_ctrlrange.T)
+        camera = 0 if environment.physics.model.ncam else -1
+        drawn = []
+        for step, action in enumerate(np.asarray(actions, np.float32)):
+            if step % EVERY == 0:
+                drawn.append(environment.physics.render(*size, camera_id=camera))
+            environment.step(scale(action))
+    except (ImportError, AttributeError, RuntimeError, ValueError) as error:
+        raise RenderError(
+            f"MuJoCo cannot draw with MUJOCO_GL={os.environ['MUJOCO_GL']} ({error}); install EGL "
+            f"(libegl1) or set MUJOCO_GL=osmesa with libosmesa6"
+        ) from error
+    return np.stack(drawn)
+
+
+def save_gif(path: Path, pictures: np.ndarray, seconds: float) -> None:
+    """Write ``[F, height, width, 3]`` uint8 as a GIF that loops and takes so many seconds.
+
+    Raises:
+        RenderError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise RenderError('videos need Pillow: pip install "exoring[plots]"') from error
+    images = [Image.fromarray(picture) for picture in pictures]
+    unfinished = path.with_name(f".{path.name}")
+    images[0].save(
+        unfinished,
+        format="GIF",
+        save_all=True,
+        append_images=images[1:],
+        duration=max(20, round(1000 * seconds / len(images))),
+        loop=0,
+    )
+    os.replace(unfinished, path)
