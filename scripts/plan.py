@@ -1,0 +1,249 @@
+"""What a training run needs on devices that need not be here, and whether it fits.
+
+Compiles the run's training step with the real compiler of the target (extras plan-tpu, plan-gpu),
+for the most trajectories that it draws, and prints bytes of a device by part, FITS or OOM, operations,
+the ring's messages and what hides them, and an expected time. If it does not fit, changes are tried
+until some do. RUN is a preset or the folder of a run. Targets: a100-40, a100-80, h100, h200 with a
+number of GPUs (h200:8), v4, v5e, v5p, v6e with the shape of a slice (v5e:4x8), cpu with a number of
+simulated devices (cpu:8). Any setting of the run can be changed by its flag.
+
+Exit status: 0 FITS, 1 OOM, 2 an impossible request.
+
+Example:
+    python -m scripts.plan at_ring_128 --target h200:8
+    python -m scripts.plan at_small_128 --target cpu:8 --data.trajectories 4 --explain
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import tyro
+
+from agent.ahead import Compiled, Refused
+from agent.config import MeshConfig, TrainConfig
+from agent.plan import EFFICIENCY, PREALLOCATED, USABLE, Plan, filled, plan
+from agent.presets import PRESETS
+from ring import targets
+from scripts import command
+
+COMPILERS = {"tpu": "libtpu", "cuda": "jax-cuda12-plugin", "cpu": "jaxlib"}
+OOM = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to plan.
+
+    Attributes:
+        config: the run's settings.
+        target: devices, such as h200:8, v5e:4x8 or cpu:8.
+        task: whose sizes of observations and actions count; short for data.tasks.
+        explain: print the largest buffers with the lines that they come from.
+        efficiency: fraction of the devices' peak that products are expected to reach.
+        suggestions: changes that fit to find when the run does not; 0 tries none.
+    """
+
+    config: tyro.conf.OmitArgPrefixes[TrainConfig]
+    target: str
+    task: str | None = None
+    explain: bool = False
+    efficiency: float = EFFICIENCY
+    suggestions: int = 3
+
+
+def parse(arguments: Sequence[str]) -> tuple[Request, TrainConfig]:
+    """The request of a command line, and the settings that it began with.
+
+    Raises:
+        FileNotFoundError: the first argument is a folder without a run.
+    """
+    choices = {name: (preset.description, _preset(name)) for name, preset in PRESETS.items()}
+    arguments = list(arguments)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in choices:
+        from agent.checkpoint import read_config
+
+        config = read_config(Path(arguments[0]))
+        choices = {"run": ("the run of a folder", config)}
+        arguments[0] = "run"
+    wrapped = {
+        name: (about, Request(config=config, target=tyro.MISSING))
+        for name, (about, config) in choices.items()
+    }
+    request = tyro.extras.overridable_config_cli(wrapped, description=__doc__, args=arguments)
+    return request, choices[arguments[0]][1]
+
+
+def _preset(name: str) -> TrainConfig:
+    unused = Path("runs") / name
+    return PRESETS[name].config(run=unused, store=unused, tasks=("walker_run",))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Plan, print, and return the exit status."""
+    request, original = parse(arguments)
+    target = targets.parse(request.target)
+    _prepare(target)
+    config = request.config
+    if request.task:
+        config = replace(config, data=replace(config.data, tasks=(request.task,)))
+    given = config.mesh != original.mesh
+    meant = config if given else filled(config, target)
+    for line in opening(meant, target, original.mesh):
+        print(line, flush=True)
+    made = plan(meant, target, efficiency=request.efficiency, explain=request.explain)
+    for line in lines(made, request.efficiency):
+        print(line)
+    if not made.fits and request.suggestions:
+        suggest(made, request)
+    return 0 if made.fits else OOM
+
+
+def _prepare(target: targets.Target) -> None:
+    """Compiling for other platforms must not start them here."""
+    jax.config.update("jax_platforms", "cpu")
+    if target.platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", target.size)
+    targets.devices(target)  # refused before anything is printed
+
+
+def opening(config: TrainConfig, target: targets.Target, preset: MeshConfig) -> Iterator[str]:
+    """What is compiled, said before it takes its time."""
+    compiler = COMPILERS[target.platform]
+    yield f"target      {target}: {command.versions('jax', compiler)}"
+    mesh = config.mesh
+    axes = f"data {mesh.data} × fsdp {mesh.fsdp} × ring {mesh.ring} × tensor {mesh.tensor}"
+    why = "" if preset.devices == target.size or mesh == preset else ", chosen to fill the target"
+    yield f"mesh        {axes}{why}"
+
+
+def lines(made: Plan, efficiency: float) -> Iterator[str]:
+    """The plan for people."""
+    yield from _sizes(made)
+    yield from _bytes(made)
+    yield from _verdict(made)
+    yield from _work(made, efficiency)
+    yield from _messages(made)
+    if made.buffers:
+        yield "\nlargest buffers, GiB; temporaries that do not live at the same time overlap"
+    for each in made.buffers:
+        yield (
+            f"{each.size / 2**30:9.3f}  {each.kind:9} {each.shape:32} {each.operation:24} "
+            f"{each.line}"
+        )
+
+
+def _sizes(made: Plan) -> Iterator[str]:
+    config, model = made.config, made.config.model
+    yield (
+        f"network     {config.method}, {made.parameters:,} parameters: {model.layers} × "
+        f"{model.width} × {model.heads}, {model.dtype}, memory {model.memory}"
+    )
+    chain = f"n = {config.data.trajectories}, " if config.method == "at" else ""
+    yield (
+        f"batch       {chain}{made.rows} × {made.steps:,} steps of {config.tokens_per_step} "
+        f"tokens, {made.block:,} tokens of a sequence on a device"
+    )
+
+
+def _bytes(made: Plan) -> Iterator[str]:
+    counted, program = made.counted, made.program
+    compiled = program if isinstance(program, Compiled) else None
+    gib = lambda size: "" if size is None else f"{size / 2**30:.3f}"  # noqa: E731
+    temporaries = counted.gradients + counted.kept + counted.working + counted.in_flight
+    rows = [
+        ("GiB a device", "counted", "compiled"),
+        ("  parameters", gib(counted.parameters), ""),
+        ("  moments of the optimizer", gib(counted.moments), ""),
+        ("  batch", gib(counted.batch), ""),
+        ("operands", gib(counted.arguments), gib(compiled and compiled.arguments)),
+        ("  gradients", gib(counted.gradients), ""),
+        ("  activations kept for the backward pass", gib(counted.kept), ""),
+        ("  activations of the block at work", gib(counted.working), ""),
+        ("  keys, values, gradients in flight", gib(counted.in_flight), gib(made.in_flight)),
+        ("temporaries", gib(temporaries), gib(compiled and compiled.temporaries)),
+        ("results and code", "", gib(compiled and compiled.outputs + compiled.code)),
+        ("batches that wait", gib(2 * counted.batch), gib(2 * counted.batch)),
+        ("total", gib(counted.total + 2 * counted.batch), gib(made.total)),
+    ]
+    yield ""
+    for name, left, right in rows:
+        yield f"{name:42}{left:>10}{right:>11}"
+    if made.caches:
+        sizes = ", ".join(f"{gib(size)} in {dtype}" for dtype, size in made.caches.items())
+        yield f"evaluation  cache of N trajectories, GiB a device and chain: {sizes}"
+    yield ""
+
+
+def _verdict(made: Plan) -> Iterator[str]:
+    memory, total = made.target.memory, made.total
+    if isinstance(made.program, Refused) or total is None:
+        yield f"OOM         the compiler refuses: {getattr(made.program, 'message', '')}"
+        return
+    word = "FITS" if made.fits else "OOM"
+    share = f"{total / 2**30:.2f} of {memory / 2**30:.2f} GiB ({total / memory:.0%})"
+    yield f"{word:12}{share}"
+    if made.target.platform == "cuda" and not made.fits:
+        yield f"            XLA does not refuse; a GPU lends {USABLE:.0%} of its memory at most"
+    elif made.target.platform == "cuda" and total > PREALLOCATED * memory:
+        yield (
+            f"            JAX takes {PREALLOCATED:.0%} of a GPU by default: set "
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}"
+        )
+
+
+def _work(made: Plan, efficiency: float) -> Iterator[str]:
+    counted = f"{made.model_flops / 1e12:,.2f} TFLOP"
+    done = f"{made.hardware_flops / 1e12:,.2f} with what is computed again"
+    yield f"work        {counted} a step (causal attention half), {done}"
+    flops = getattr(made.program, "flops", None)
+    if flops:
+        yield (
+            f"            the compiler counts {flops / 1e12:,.2f} on a device, loops as if they "
+            f"turned once"
+        )
+    time = made.seconds
+    peak = "the rate of float32 products here" if made.target.rates is None else "peak"
+    yield (
+        f"time        {time.total:.3g} s a step expected if products reach {efficiency:.0%} of "
+        f"{peak}: attention {time.attention:.3g}, other products {time.other:.3g}, exposed "
+        f"messages of the ring {time.exposed:.3g} of {time.transfer:.3g}, parameters "
+        f"{time.parameters:.3g}"
+    )
+    if made.minimum_block:
+        enough = "hides" if made.block >= made.minimum_block else "does not hide"
+        yield (
+            f"ring        sending {enough} behind attention: {made.block:,} tokens a device, "
+            f"c ≥ F / B = {made.minimum_block:,.0f} needed at peak"
+        )
+
+
+def _messages(made: Plan) -> Iterator[str]:
+    for kind, found in made.collectives.items():
+        started = sum(each.asynchronous for each in found)
+        hidden = sum(each.hidden for each in found)
+        largest = max(each.message for each in found) / 2**20
+        yield (
+            f"messages    {len(found)} {kind}, up to {largest:,.1f} MiB: {started} asynchronous, "
+            f"{hidden} with products between start and done"
+        )
+
+
+def suggest(refused: Plan, request: Request) -> None:
+    """Try changes until enough of them fit."""
+    from agent.suggest import suggestions
+
+    print("\nchanges, each compiled:", flush=True)
+    fitting = 0
+    for change, made in suggestions(refused, request.efficiency):
+        total = "" if made.total is None else f"{made.total / 2**30:8.2f} GiB"
+        print(f"{'FITS' if made.fits else 'OOM':5}{total:13} {change.words}", flush=True)
+        fitting += made.fits
+        if fitting == request.suggestions:
+            return
+
+
+if __name__ == "__main__":
+    command.run(lambda: sys.exit(main(sys.argv[1:])))
