@@ -40,12 +40,12 @@ def abstract_batch(config: TrainConfig, mesh: Mesh, rows: int, steps: int) -> Ba
     dims = networks.dimensions(config)
     widths = {"observation": dims.observation}
     widths |= dict.fromkeys(("action", "previous_action"), dims.action)
-    flat = dict.fromkeys(("timestep", "trajectory", "order", "chain"), np.int32)
-    flat["loss_mask"] = np.float32
+    integers = ("timestep", "trajectory", "order", "chain")
 
     def array(name: str) -> jax.ShapeDtypeStruct:
-        shape = (rows, steps) if name in flat else (rows, steps, widths.get(name, 1))
-        dtype = flat.get(name, np.float32)
+        flat = name in (*integers, "loss_mask")
+        shape = (rows, steps) if flat else (rows, steps, widths.get(name, 1))
+        dtype = np.int32 if name in integers else np.float32
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(mesh))
 
     return Batch(**{name: array(name) for name in Batch._fields})

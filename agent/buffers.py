@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 """Lines of files below it are ours."""
 
 _ALLOCATION = re.compile(r"allocation \d+: size \d+(?:, page \d+)?, (.*)")
-_VALUE = re.compile(r" value: <\d+ ([\w.-]+)(?:\{[\d,]*\})? @\d+> \(size=(\d+),offset=(\d+)\): (.*)")
+_VALUE = re.compile(
+    r" value: <\d+ ([\w.-]+)(?:\{[\d,]*\})? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
+)
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = .*?metadata=\{([^}]*)\}")
 _TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)$")
 _NUMBER = re.compile(r"(\w+)=(\d+)")
@@ -75,9 +77,7 @@ def _kind(words: str) -> str:
     return "" if "constant" in words or "thread-local" in words else "temporary"
 
 
-def _buffer(
-    key: tuple[str, int, int], values: list[tuple[str, str]], frames: "_Frames"
-) -> Buffer:
+def _buffer(key: tuple[str, int, int], values: list[tuple[str, str]], frames: "_Frames") -> Buffer:
     origins = [(name, shape, frames.of(name)) for name, shape in values]
     name, shape, origin = next((each for each in origins if each[2].line), origins[0])
     return Buffer(
@@ -110,20 +110,20 @@ class _Frames:
                 rows[int(number)] = rest
             elif found := _INSTRUCTION.match(line):
                 self._metadata[found[1]] = found[2]
+        # XLA prints parents counted from 1 with none as 1, so that the first seems its own parent.
+        self._shift = self._row("StackFrames", 1).get("parent_frame_id", 0)
 
     def of(self, instruction: str) -> _Origin:
         """Where an instruction comes from: the innermost frame that is ours."""
         metadata = self._metadata.get(instruction, "")
         operation = re.search(r'op_name="([^"]*)"', metadata)
         frame = int(dict(_NUMBER.findall(metadata)).get("stack_frame_id", 0))
-        seen: set[int] = set()
         line = ""
-        while frame and frame not in seen and not line:
-            seen.add(frame)
+        while frame > 0 and not line:
             place = self._row("StackFrames", frame)
             line = self._line(place.get("file_location_id", 0))
-            frame = place.get("parent_frame_id", 0)
-        return _Origin(operation[1].rpartition("/")[2] if operation else "", line)
+            frame = place.get("parent_frame_id", 0) - self._shift
+        return _Origin(operation[1].rpartition("/")[2].strip("()") if operation else "", line)
 
     def _row(self, table: str, index: int) -> dict[str, int]:
         text = self._tables.get(table, {}).get(index, "")

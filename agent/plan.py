@@ -95,21 +95,17 @@ class Plan:
     @property
     def collectives(self) -> dict[str, list[schedule.Collective]]:
         """Of the compiled program, by kind."""
-        return schedule.collectives(self.program.text) if self._compiled else {}
+        return schedule.collectives(self.program.text) if isinstance(self.program, Compiled) else {}
 
     @property
     def in_flight(self) -> int | None:
         """Bytes of keys, values and gradients under way at the same time in the program."""
-        return schedule.in_flight(self.program.text) if self._compiled else None
+        return schedule.in_flight(self.program.text) if isinstance(self.program, Compiled) else None
 
     @property
     def hidden(self) -> bool:
         """Whether products hide the ring's messages: all but the one that brings gradients home."""
         return overlaps(self.collectives)
-
-    @property
-    def _compiled(self) -> bool:
-        return isinstance(self.program, Compiled)
 
 
 def available(target: Target) -> int:
@@ -161,15 +157,14 @@ def mesh_of(config: TrainConfig, target: Target) -> Mesh:
             f"a mesh of {axes} has {sizes.devices} devices, {target} has {target.size}; "
             f"change mesh.* or the target so that they agree"
         )
-    return ring.make_mesh(
-        sizes.data, sizes.fsdp, sizes.ring, sizes.tensor, devices=devices(target)
-    )
+    return ring.make_mesh(sizes.data, sizes.fsdp, sizes.ring, sizes.tensor, devices=devices(target))
 
 
 def plan(
     config: TrainConfig,
     target: Target,
     *,
+    shape: tuple[int, int] | None = None,
     efficiency: float = EFFICIENCY,
     explain: bool = False,
 ) -> Plan:
@@ -178,6 +173,7 @@ def plan(
     Args:
         config: of the run; its mesh has as many devices as the target, see `filled`.
         target: what to compile for.
+        shape: B and S of the batch, by default those of the run's largest.
         efficiency: fraction of the peak that products are expected to reach.
         explain: find the largest buffers, too.
 
@@ -187,7 +183,7 @@ def plan(
     """
     config.check()
     mesh = mesh_of(config, target)
-    rows, steps = ahead.batch_shape(config)
+    rows, steps = shape or ahead.batch_shape(config)
     counted = estimate.bytes_of(config, mesh, rows, steps)
     parameters = estimate.parameter_count(config, mesh)
     work = estimate.operations(config, parameters, rows, steps)

@@ -218,7 +218,7 @@ def plot_returns(path: Path, results: Sequence[Result], task: str, dataset: np.n
             f"{task}, {_which_seeds(results)}\ndots: chains; bars: mean, 95 % over chains"
         )
 
-    _figure(path, draw)
+    figure(path, draw)
 
 
 def plot_in_context(path: Path, results: Sequence[Result]) -> None:
@@ -241,7 +241,7 @@ def plot_in_context(path: Path, results: Sequence[Result]) -> None:
         axes.set_title(f"Hidden task, {_which_seeds(results)}\nfaint: chains; bold: mean of chains")
         axes.legend()
 
-    _figure(path, draw)
+    figure(path, draw)
 
 
 def plot_hidden(path: Path, results: Sequence[Result]) -> None:
@@ -268,7 +268,7 @@ def plot_hidden(path: Path, results: Sequence[Result]) -> None:
             f"dots: each task and seed"
         )
 
-    _figure(path, draw)
+    figure(path, draw)
 
 
 def _which_seeds(results: Sequence[Result]) -> str:
@@ -280,15 +280,20 @@ def _error_bar(axes: Any, place: float, estimate: Estimate) -> None:
     axes.errorbar(place, estimate.mean, [[below], [above]], fmt="_", color="black", capsize=6)
 
 
-def _figure(path: Path, draw: Callable[[Any], None]) -> None:
+def figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float] = (6, 4)) -> None:
+    """Draw on one pair of axes, and write the PNG whole or not at all.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             'plots need matplotlib: pip install "exoring[plots]", or pass --no-plots'
         ) from error
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    draw(figure.add_subplot())
+    canvas = Figure(figsize=size, layout="constrained")
+    draw(canvas.add_subplot())
     unfinished = path.with_name(f".{path.name}")
-    figure.savefig(unfinished, dpi=150, format="png")
+    canvas.savefig(unfinished, dpi=150, format="png")
     os.replace(unfinished, path)

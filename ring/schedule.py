@@ -132,9 +132,7 @@ def _computations(text: str) -> _Computations:
     return computations
 
 
-def _collective(
-    body: list[_Instruction], position: int, computations: _Computations
-) -> Collective:
+def _collective(body: list[_Instruction], position: int, computations: _Computations) -> Collective:
     start = body[position]
     split = start.opcode.endswith("-start") or start.opcode == "fusion"
     done = _done(body, position) if split else position

@@ -1,11 +1,11 @@
 """What a training run needs on devices that need not be here, and whether it fits.
 
-Compiles the run's training step with the real compiler of the target (extras plan-tpu, plan-gpu),
-for the most trajectories that it draws, and prints bytes of a device by part, FITS or OOM, operations,
-the ring's messages and what hides them, and an expected time. If it does not fit, changes are tried
-until some do. RUN is a preset or the folder of a run. Targets: a100-40, a100-80, h100, h200 with a
-number of GPUs (h200:8), v4, v5e, v5p, v6e with the shape of a slice (v5e:4x8), cpu with a number of
-simulated devices (cpu:8). Any setting of the run can be changed by its flag.
+Compiles the run's training step with the real compiler of the target (extras plan-tpu, plan-gpu)
+for the most trajectories that it draws, and prints bytes of a device by part, FITS or OOM,
+operations, an expected time, the ring's messages and what hides them. If it does not fit, changes
+are tried until some do. The first argument is a preset or the folder of a run; any setting can be
+changed by its flag. Targets: a100-40, a100-80, h100, h200 with a number of GPUs (h200:8), v4, v5e,
+v5p, v6e with the shape of a slice (v5e:4x8), cpu with a number of simulated devices (cpu:8).
 
 Exit status: 0 FITS, 1 OOM, 2 an impossible request.
 
@@ -14,17 +14,21 @@ Example:
     python -m scripts.plan at_small_128 --target cpu:8 --data.trajectories 4 --explain
 """
 
+import contextlib
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import tyro
 
 from agent.ahead import Compiled, Refused
+from agent.checkpoint import CONFIG
 from agent.config import MeshConfig, TrainConfig
-from agent.plan import EFFICIENCY, PREALLOCATED, USABLE, Plan, filled, plan
+from agent.plan import EFFICIENCY, PREALLOCATED, USABLE, WAITING, Plan, filled, plan
 from agent.presets import PRESETS
 from ring import targets
 from scripts import command
@@ -46,7 +50,7 @@ class Request:
         suggestions: changes that fit to find when the run does not; 0 tries none.
     """
 
-    config: tyro.conf.OmitArgPrefixes[TrainConfig]
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     target: str
     task: str | None = None
     explain: bool = False
@@ -58,15 +62,12 @@ def parse(arguments: Sequence[str]) -> tuple[Request, TrainConfig]:
     """The request of a command line, and the settings that it began with.
 
     Raises:
-        FileNotFoundError: the first argument is a folder without a run.
+        FileNotFoundError: the first argument is neither a preset nor the folder of a run.
     """
     choices = {name: (preset.description, _preset(name)) for name, preset in PRESETS.items()}
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in choices:
-        from agent.checkpoint import read_config
-
-        config = read_config(Path(arguments[0]))
-        choices = {"run": ("the run of a folder", config)}
+        choices = {"run": ("the run of a folder", _run(Path(arguments[0])))}
         arguments[0] = "run"
     wrapped = {
         name: (about, Request(config=config, target=tyro.MISSING))
@@ -79,6 +80,16 @@ def parse(arguments: Sequence[str]) -> tuple[Request, TrainConfig]:
 def _preset(name: str) -> TrainConfig:
     unused = Path("runs") / name
     return PRESETS[name].config(run=unused, store=unused, tasks=("walker_run",))
+
+
+def _run(folder: Path) -> TrainConfig:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} is neither a preset ({', '.join(PRESETS)}) nor the folder of a run: there "
+            f"is no {path}"
+        )
+    return TrainConfig.from_json(json.loads(path.read_text()))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -105,7 +116,8 @@ def _prepare(target: targets.Target) -> None:
     """Compiling for other platforms must not start them here."""
     jax.config.update("jax_platforms", "cpu")
     if target.platform == "cpu":
-        jax.config.update("jax_num_cpu_devices", target.size)
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", target.size)
     targets.devices(target)  # refused before anything is printed
 
 
@@ -127,11 +139,10 @@ def lines(made: Plan, efficiency: float) -> Iterator[str]:
     yield from _work(made, efficiency)
     yield from _messages(made)
     if made.buffers:
-        yield "\nlargest buffers, GiB; temporaries that do not live at the same time overlap"
+        yield "\nlargest buffers; temporaries that do not live at the same time overlap"
     for each in made.buffers:
         yield (
-            f"{each.size / 2**30:9.3f}  {each.kind:9} {each.shape:32} {each.operation:24} "
-            f"{each.line}"
+            f"{size(each.size):>12}  {each.kind:9} {each.shape:32} {each.operation:20} {each.line}"
         )
 
 
@@ -151,30 +162,42 @@ def _sizes(made: Plan) -> Iterator[str]:
 def _bytes(made: Plan) -> Iterator[str]:
     counted, program = made.counted, made.program
     compiled = program if isinstance(program, Compiled) else None
-    gib = lambda size: "" if size is None else f"{size / 2**30:.3f}"  # noqa: E731
+    waiting = WAITING * counted.batch
     temporaries = counted.gradients + counted.kept + counted.working + counted.in_flight
     rows = [
-        ("GiB a device", "counted", "compiled"),
-        ("  parameters", gib(counted.parameters), ""),
-        ("  moments of the optimizer", gib(counted.moments), ""),
-        ("  batch", gib(counted.batch), ""),
-        ("operands", gib(counted.arguments), gib(compiled and compiled.arguments)),
-        ("  gradients", gib(counted.gradients), ""),
-        ("  activations kept for the backward pass", gib(counted.kept), ""),
-        ("  activations of the block at work", gib(counted.working), ""),
-        ("  keys, values, gradients in flight", gib(counted.in_flight), gib(made.in_flight)),
-        ("temporaries", gib(temporaries), gib(compiled and compiled.temporaries)),
-        ("results and code", "", gib(compiled and compiled.outputs + compiled.code)),
-        ("batches that wait", gib(2 * counted.batch), gib(2 * counted.batch)),
-        ("total", gib(counted.total + 2 * counted.batch), gib(made.total)),
+        ("  parameters", counted.parameters, None),
+        ("  moments of the optimizer", counted.moments, None),
+        ("  batch", counted.batch, None),
+        ("operands", counted.arguments, compiled and compiled.arguments),
+        ("  gradients", counted.gradients, None),
+        ("  activations kept for the backward pass", counted.kept, None),
+        ("  activations of the block at work", counted.working, None),
+        ("  keys, values, gradients in flight", counted.in_flight, made.in_flight),
+        ("temporaries", temporaries, compiled and compiled.temporaries),
+        ("results and code", None, compiled and compiled.outputs + compiled.code),
+        ("batches that wait", waiting, waiting),
+        ("total", counted.total + waiting, made.total),
     ]
-    yield ""
-    for name, left, right in rows:
-        yield f"{name:42}{left:>10}{right:>11}"
+    yield f"\n{'bytes of a device':42}{'counted':>12}{'compiled':>12}"
+    for name, *sizes in rows:
+        left, right = ("" if each is None else size(each) for each in sizes)
+        yield f"{name:42}{left:>12}{right:>12}"
     if made.caches:
-        sizes = ", ".join(f"{gib(size)} in {dtype}" for dtype, size in made.caches.items())
-        yield f"evaluation  cache of N trajectories, GiB a device and chain: {sizes}"
+        caches = ", ".join(f"{size(held)} in {dtype}" for dtype, held in made.caches.items())
+        yield f"evaluation: cache of N trajectories, a device and chain: {caches}"
     yield ""
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    unit, name = (2**30, "GiB") if count >= 2**30 else (2**20, "MiB")
+    return f"{count / unit:,.2f} {name}"
+
+
+def work(flops: float) -> str:
+    """Operations for people."""
+    unit, name = (1e12, "TFLOP") if flops >= 1e12 else (1e9, "GFLOP")
+    return f"{flops / unit:,.2f} {name}"
 
 
 def _verdict(made: Plan) -> Iterator[str]:
@@ -183,7 +206,7 @@ def _verdict(made: Plan) -> Iterator[str]:
         yield f"OOM         the compiler refuses: {getattr(made.program, 'message', '')}"
         return
     word = "FITS" if made.fits else "OOM"
-    share = f"{total / 2**30:.2f} of {memory / 2**30:.2f} GiB ({total / memory:.0%})"
+    share = f"{size(total)} of {size(memory)} ({total / memory:.1%})"
     yield f"{word:12}{share}"
     if made.target.platform == "cuda" and not made.fits:
         yield f"            XLA does not refuse; a GPU lends {USABLE:.0%} of its memory at most"
@@ -195,13 +218,14 @@ def _verdict(made: Plan) -> Iterator[str]:
 
 
 def _work(made: Plan, efficiency: float) -> Iterator[str]:
-    counted = f"{made.model_flops / 1e12:,.2f} TFLOP"
-    done = f"{made.hardware_flops / 1e12:,.2f} with what is computed again"
-    yield f"work        {counted} a step (causal attention half), {done}"
+    yield (
+        f"work        {work(made.model_flops)} a step (causal attention half, recomputation not), "
+        f"{work(made.hardware_flops)} as it is computed"
+    )
     flops = getattr(made.program, "flops", None)
     if flops:
         yield (
-            f"            the compiler counts {flops / 1e12:,.2f} on a device, loops as if they "
+            f"            the compiler counts {work(flops)} on a device, loops as if they "
             f"turned once"
         )
     time = made.seconds
@@ -238,8 +262,8 @@ def suggest(refused: Plan, request: Request) -> None:
     print("\nchanges, each compiled:", flush=True)
     fitting = 0
     for change, made in suggestions(refused, request.efficiency):
-        total = "" if made.total is None else f"{made.total / 2**30:8.2f} GiB"
-        print(f"{'FITS' if made.fits else 'OOM':5}{total:13} {change.words}", flush=True)
+        total = "" if made.total is None else size(made.total)
+        print(f"{'FITS' if made.fits else 'OOM':5}{total:>12}  {change.words}", flush=True)
         fitting += made.fits
         if fitting == request.suggestions:
             return

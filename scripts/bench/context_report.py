@@ -1,0 +1,5 @@
+"""Draws."""
+
+
+def write(cells, out, page):
+    """Draws."""
