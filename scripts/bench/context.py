@@ -87,7 +87,6 @@ def main(options: Sequence[str]) -> None:
     parser.add_argument("--shapes", nargs="+", choices=LLAMA, default=list(LLAMA))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after")
     parser.add_argument("--out", type=Path, default=Path("docs/long_context"), help="of cells.csv")
-    parser.add_argument("--page", type=Path, help="Markdown whose marked tables are replaced")
     arguments = parser.parse_args(options)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", max(RINGS))
@@ -97,7 +96,7 @@ def main(options: Sequence[str]) -> None:
             tables[table](bench, arguments)
     except OutOfTime:
         print("out of time: the same command goes on from here")
-    context_report.write(list(bench.cells), arguments.out, arguments.page)
+    context_report.write(list(bench.cells), arguments.out)
 
 
 def target_of(kind: str, devices: int) -> str:
