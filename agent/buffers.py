@@ -16,7 +16,10 @@ _ALLOCATION = re.compile(r"allocation \d+: size \d+(?:, page \d+)?, (.*)")
 _VALUE = re.compile(
     r" value: <\d+ ([\w.-]+)(?:\{[\d,]*\})? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
 )
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = .*?metadata=\{([^}]*)\}")
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = ")
+_METADATA = re.compile(r"metadata=\{([^}]*stack_frame_id[^}]*)\}")
+_CALLS = re.compile(r"\bcalls=%?([\w.-]+)")
 _TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)$")
 _NUMBER = re.compile(r"(\w+)=(\d+)")
 _LAYOUT = re.compile(r"(?<=\])\{[^}]*\}")
@@ -101,15 +104,22 @@ class _Frames:
     def __init__(self, text: str) -> None:
         self._tables: dict[str, dict[int, str]] = {}
         self._metadata: dict[str, str] = {}
-        rows: dict[int, str] = {}
+        fused: dict[str, str] = {}  # what the last instruction of a computation says
+        computation, rows = "", {}
         for line in text.splitlines():
             if table := _TABLE.match(line):
                 rows = self._tables[table[1]] = {}
             elif line[:1].isdigit():
                 number, _, rest = line.partition(" ")
                 rows[int(number)] = rest
+            elif opening := _COMPUTATION.match(line):
+                computation = opening[1]
             elif found := _INSTRUCTION.match(line):
-                self._metadata[found[1]] = found[2]
+                metadata, called = _METADATA.search(line), _CALLS.search(line)
+                if metadata:
+                    self._metadata[found[1]] = fused[computation] = metadata[1]
+                elif called and called[1] in fused:
+                    self._metadata[found[1]] = fused[called[1]]
         # XLA prints parents counted from 1 with none as 1, so that the first seems its own parent.
         self._shift = self._row("StackFrames", 1).get("parent_frame_id", 0)
 

@@ -95,9 +95,11 @@ def _activations(config: TrainConfig, rows: int, steps: int) -> tuple[int, int, 
     split = whole // mesh.tensor  # by heads
     heads = model.heads // mesh.tensor
     kept = model.layers * (whole * size + split * size + tokens * heads * 4)
-    # Queries, keys, values, output, its gradient and that of the block in their own type, then the
-    # gradients of queries, keys and values in float32.
-    working = 2 * whole * size + 4 * split * size + 3 * split * 4
+    # In their own type: the block's input as it is and normalised, queries, keys and values, the
+    # same in blocks, their gradients, the output and its gradient. In float32: the gradients of
+    # queries, keys and values, and around a ring those that arrive and the sum.
+    working = 2 * whole * size + 11 * split * size + 3 * split * 4
+    working += 2 * 2 * split * 4 if mesh.ring > 1 else 0
     working += 12 * model.width**2 * size // mesh.tensor
     if model.memory == "plain":
         working += 3 * 4 * here * heads * (tokens // max(here, 1)) ** 2

@@ -68,13 +68,24 @@ def changes(refused: Plan) -> Iterator[Change]:
         words = f"--target {larger} --model.memory ring --mesh.ring {larger.size}"
         yield _ring(config, larger, words)
     if config.method == "at" and model.packing in ("rsar", "rsard"):
-        words = f"--model.packing step, {config.tokens_per_step} times fewer tokens"
-        yield Change(words, _with(config, model={"packing": "step"}), target)
-    fewer = config.data.trajectories // 2
-    while config.method == "at" and fewer:
-        words = f"--data.trajectories {fewer}"
-        yield Change(words, _with(config, data={"trajectories": fewer}), target)
-        fewer //= 2
+        ratio = config.tokens_per_step
+        words = f"--model.packing step{_flag(config, ratio)}, {ratio} times fewer tokens"
+        yield Change(words, _shorter(config, ratio, model={"packing": "step"}), target)
+    ratio = 2
+    while config.method == "at" and (fewer := config.data.trajectories // ratio):
+        words = f"--data.trajectories {fewer}{_flag(config, ratio)}"
+        yield Change(words, _shorter(config, ratio, data={"trajectories": fewer}), target)
+        ratio *= 2
+
+
+def _shorter(config: TrainConfig, ratio: int, **groups: dict[str, Any]) -> TrainConfig:
+    """With batches shorter by a ratio as well: otherwise more chains would fill them."""
+    tokens = {"batch_tokens": max(1, config.data.batch_tokens // ratio)}
+    return _with(config, **{**groups, "data": {**tokens, **groups.get("data", {})}})
+
+
+def _flag(config: TrainConfig, ratio: int) -> str:
+    return f" --data.batch-tokens {max(1, config.data.batch_tokens // ratio)}"
 
 
 def _ring(config: TrainConfig, target: Target, words: str) -> Change:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from agent import ahead, checkpoint, networks, training
 from agent.config import MeshConfig, ModelConfig, TrainConfig
-from agent.sharding import make_mesh, parameter_spec
+from agent.sharding import compiler_options, make_mesh, parameter_spec
 from data.pool import Pool
 from data.sampling import placed
 from exorl import EpisodeStore
@@ -137,6 +138,21 @@ def test_a_device_needs_as_much_when_chain_and_ring_grow_together(config, target
 def compiled_step(config: TrainConfig, *, chains: int, steps: int, mesh=None):
     """The compiled train step for a batch of some shape, from shapes alone."""
     return ahead.lower_step(config, mesh or make_mesh(config.mesh), chains, steps).compile()
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_programs_carry_the_options_of_their_platform(platform):
+    """On GPUs those under which a ring's messages hide, so that a plan is of what training runs."""
+    device = SimpleNamespace(platform=platform)
+    options = compiler_options(SimpleNamespace(devices=np.array([device])))
+    assert (
+        options
+        == {
+            "cpu": {"xla_cpu_prefer_vector_width": 512},
+            "gpu": targets.compiler_options("gpu"),
+            "tpu": None,
+        }[platform]
+    )
 
 
 def test_large_parameters_are_sharded_and_small_ones_whole():

@@ -186,10 +186,12 @@ def test_changes_are_compiled_until_one_fits():
         "--model.memory bpt",
         "--model.memory ring --mesh.ring 8",
         "--model.dtype bfloat16, which halves the evaluation cache too",
-        "--model.packing step, 4 times fewer tokens",
-        "--data.trajectories 2",
-        "--data.trajectories 1",
+        "--model.packing step --data.batch-tokens 1, 4 times fewer tokens",
+        "--data.trajectories 2 --data.batch-tokens 1",
+        "--data.trajectories 1 --data.batch-tokens 1",
     ]
+    rows = {ahead.batch_shape(change.config)[0] for change in suggest.changes(refused)}
+    assert rows == {8, 1}  # shorter chains are not made up for by more of them
     change, made = next(suggest.suggestions(refused, 0.5))
     assert change.words == words[0] and made.config.model.memory == "bpt"
     assert made.fits and made.total < refused.total
