@@ -20,6 +20,7 @@ import jax
 
 def main(mode: str, size: int, tokens: int) -> None:
     """Run, and print one line of JSON."""
+    jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", size)
     from agent import ahead, checkpoint
     from agent.estimate import shard_bytes

@@ -177,12 +177,13 @@ def test_refusals_are_read(message, needed):
     assert ahead._needed(message) == (None if needed is None else int(needed * 2**30))
 
 
-def test_changes_are_compiled_until_one_fits():
-    plain = run(model=dataclasses.replace(SMALL, memory="plain"), mesh=MeshConfig(data=8))
-    refused = plan.plan(plain, CPU)
-    refused = dataclasses.replace(refused, available=refused.total - 1)
-    words = [change.words for change in suggest.changes(refused)]
-    assert words == [
+PLAIN = dataclasses.replace(SMALL, memory="plain")
+
+
+def test_changes_are_tried_one_at_a_time(planned):
+    alone = run(model=PLAIN, mesh=MeshConfig(data=8))
+    changes = list(suggest.changes(dataclasses.replace(planned, config=alone, rows=8)))
+    assert [change.words for change in changes] == [
         "--model.memory bpt",
         "--model.memory ring --mesh.ring 8",
         "--model.dtype bfloat16, which halves the evaluation cache too",
@@ -190,13 +191,19 @@ def test_changes_are_compiled_until_one_fits():
         "--data.trajectories 2 --data.batch-tokens 1",
         "--data.trajectories 1 --data.batch-tokens 1",
     ]
-    rows = {ahead.batch_shape(change.config)[0] for change in suggest.changes(refused)}
-    assert rows == {8, 1}  # shorter chains are not made up for by more of them
-    change, made = next(suggest.suggestions(refused, 0.5))
-    assert change.words == words[0] and made.config.model.memory == "bpt"
-    assert made.fits and made.total < refused.total
-    hopeless = dataclasses.replace(refused, available=1)
+    # Shorter chains are not made up for by more of them.
+    assert {ahead.batch_shape(change.config)[0] for change in changes} == {8, 1}
+    hopeless = dataclasses.replace(planned, available=1)
     assert not list(suggest.suggestions(hopeless, 0.5))
+
+
+@pytest.mark.slow
+def test_suggestions_are_compiled():
+    refused = plan.plan(run(model=PLAIN, mesh=MeshConfig(data=8)), CPU)
+    refused = dataclasses.replace(refused, available=refused.total - 1)
+    change, made = next(suggest.suggestions(refused, 0.5))
+    assert change.words == "--model.memory bpt" and made.config.model.memory == "bpt"
+    assert made.fits and made.total < refused.total
 
 
 @pytest.mark.parametrize(
