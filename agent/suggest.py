@@ -33,8 +33,16 @@ class Change:
 def suggestions(refused: Plan, efficiency: float) -> Iterator[tuple[Change, Plan]]:
     """Plans of changed runs, those that change least first; some fit, and some still do not."""
     for change in changes(refused):
-        if _hopeful(refused, change):
+        if _possible(change) and _hopeful(refused, change):
             yield change, plan(change.config, change.target, efficiency=efficiency)
+
+
+def _possible(change: Change) -> bool:
+    try:
+        change.config.check()
+    except ValueError:
+        return False
+    return True
 
 
 def _hopeful(refused: Plan, change: Change) -> bool:

@@ -36,12 +36,9 @@ TOKENS = 4_000
 TRAJECTORIES = (4, 8, 16, 32, 64, 128)
 MODES = (("plain", 1), ("memory_efficient", 1), ("bpt", 1), ("ring", 2), ("ring", 4), ("ring", 8))
 SMALL = "3x128x1 float32"
-MODELS = {
-    # The paper computes in float32 on GPUs, and on TPUs with products of bfloat16.
-    "24x1024x16 bfloat16": "at_ring_128",
-    "24x1024x16 float32": "at_ring_128",
-    SMALL: "at_small_128",
-}
+WIDE = "2x512x8 float32"
+# The paper computes in float32 on GPUs, and on TPUs with products of bfloat16.
+MODELS = ("24x1024x16 bfloat16", "24x1024x16 float32", SMALL)
 LLAMA = {  # layers, width, heads: LLaMA (arXiv 2302.13971), and OpenLLaMA's 3B
     "3B": (26, 3200, 32),
     "7B": (32, 4096, 32),
@@ -56,15 +53,15 @@ SLICES = {
     "v5e": {1: "1x1", 2: "1x2", 4: "2x2", 8: "2x4"},
 }
 MEASURED = (
-    ("plain", 1, 4),
-    ("memory_efficient", 1, 4),
-    ("memory_efficient", 1, 8),
-    ("bpt", 1, 4),
-    ("bpt", 1, 8),
-    ("ring", 2, 4),
-    ("ring", 8, 4),
-    ("ring", 8, 8),
+    (SMALL, "plain", 1, 4),
+    (SMALL, "memory_efficient", 1, 4),
+    (SMALL, "bpt", 1, 4),
+    (SMALL, "ring", 8, 4),
+    (SMALL, "ring", 2, 4),
+    (WIDE, "bpt", 1, 4),
+    (WIDE, "ring", 8, 4),
 )
+"""Model, memory mode, ring and n of steps that take seconds to minutes on two cores."""
 
 
 def main(options: Sequence[str]) -> None:
@@ -111,11 +108,20 @@ def run_of(model: ModelConfig, mesh: MeshConfig) -> TrainConfig:
     return dataclasses.replace(config, model=model, mesh=mesh)
 
 
-def memory_series(model: str, kind: str, mode: Any, size: int) -> Series:
-    """One of the papers' models in one memory mode on so many devices."""
-    dtype: Any = model.split()[1]
-    shape = dataclasses.replace(PRESETS[MODELS[model]].model, memory=mode, dtype=dtype)
-    return Series("memory", model, run_of(shape, MeshConfig(ring=size)), target_of(kind, size))
+def memory_series(name: str, kind: str, mode: Any, size: int) -> Series:
+    """A model, named by layers × width × heads and type, in one memory mode on some devices."""
+    shape, dtype = name.split()
+    layers, width, heads = map(int, shape.split("x"))
+    model = ModelConfig(
+        packing="rsar",
+        layers=layers,
+        width=width,
+        heads=heads,
+        dtype="bfloat16" if dtype == "bfloat16" else "float32",
+        memory=mode,
+        block_size=2048 if width >= 1024 else 512,
+    )
+    return Series("memory", name, run_of(model, MeshConfig(ring=size)), target_of(kind, size))
 
 
 def memory(bench: Bench, arguments: argparse.Namespace) -> None:
@@ -169,19 +175,24 @@ def layer(bench: Bench, arguments: argparse.Namespace) -> None:
 
 def measured(bench: Bench, arguments: argparse.Namespace) -> None:
     """Steps that run here, each in a process of its own."""
-    for mode, size, trajectories in MEASURED:
+    for model, mode, size, trajectories in MEASURED:
         tokens = TOKENS * trajectories
-        series = memory_series(SMALL, "cpu", mode, size)
+        series = memory_series(model, "cpu", mode, size)
         key = series.key(tokens)._replace(table="measured")
         if bench.cells.get(key):
             continue
         planned = bench.cell(dataclasses.replace(series, table="planned"), tokens)
-        done = subprocess.run(
-            [sys.executable, "-m", "scripts.bench.peak", mode, str(size), str(tokens)],
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = peak_of(model, mode, size, tokens)
         bench.cells.add(dataclasses.replace(planned, key=key, **found))
         print(f"measured {found} against {planned.total}: {' '.join(map(str, key))}", flush=True)
+
+
+def peak_of(model: str, mode: str, size: int, tokens: int) -> dict[str, Any]:
+    """What `scripts.bench.peak` measures, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.bench.peak", model, mode, str(size), str(tokens)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])

@@ -204,6 +204,7 @@ def measured(cells: Sequence[Cell]) -> str:
     """Planned and measured bytes on simulated CPU devices."""
     rows = [
         [
+            cell.key.model,
             _name(cell.key.memory, cell.key.ring),
             f"{cell.key.tokens:,}",
             f"{(cell.total or 0) / 2**20:,.0f}",
@@ -214,7 +215,15 @@ def measured(cells: Sequence[Cell]) -> str:
         for cell in select(cells, table="measured")
         if cell.measured
     ]
-    header = ["memory", "tokens", "planned, MiB", "measured, MiB", "measured ÷ planned", "s a step"]
+    header = [
+        "model",
+        "memory",
+        "tokens",
+        "planned, MiB",
+        "measured, MiB",
+        "measured ÷ planned",
+        "s a step",
+    ]
     return table(header, rows) if rows else ""
 
 

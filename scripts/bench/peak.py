@@ -1,8 +1,8 @@
 """What a training step really takes on simulated CPU devices, in a process of its own.
 
-`python -m scripts.bench.peak MODE RING TOKENS` runs two steps of `scripts.bench.context`'s small
-model and prints, as JSON, the bytes of one device that were in use at the second's worst moment,
-and its seconds.
+`python -m scripts.bench.peak MODEL MODE RING TOKENS` runs two steps of a model of
+`scripts.bench.context` and prints, as JSON, the bytes of one device that were in use at the second
+step's worst moment, and its seconds.
 
 The peak is Linux's: the high-water mark of resident memory, reset before the step. The baseline is
 what was resident then, given back to the system as far as malloc does, with the step's operands in
@@ -18,17 +18,17 @@ from pathlib import Path
 import jax
 
 
-def main(mode: str, size: int, tokens: int) -> None:
+def main(model: str, mode: str, size: int, tokens: int) -> None:
     """Run, and print one line of JSON."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", size)
     from agent import ahead, checkpoint
     from agent.estimate import shard_bytes
     from agent.sharding import make_mesh
-    from scripts.bench.context import SMALL, memory_series
+    from scripts.bench.context import memory_series
     from scripts.bench.train import random_batch
 
-    config = memory_series(SMALL, "cpu", mode, size).config
+    config = memory_series(model, "cpu", mode, size).config
     steps = tokens // config.tokens_per_step
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
@@ -61,4 +61,4 @@ def _status(name: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
