@@ -34,7 +34,8 @@ TOKENS = 4_000
 """Of a trajectory: 1,000 steps of four tokens."""
 
 TRAJECTORIES = (4, 8, 16, 32, 64, 128)
-MODES = (("plain", 1), ("memory_efficient", 1), ("bpt", 1), ("ring", 2), ("ring", 4), ("ring", 8))
+MEMORY = ("plain", "memory_efficient", "bpt", "ring")
+RINGS = (1, 2, 4, 8)
 SMALL = "3x128x1 float32"
 WIDE = "2x512x8 float32"
 # The paper computes in float32 on GPUs, and on TPUs with products of bfloat16.
@@ -45,7 +46,6 @@ LLAMA = {  # layers, width, heads: LLaMA (arXiv 2302.13971), and OpenLLaMA's 3B
     "13B": (40, 5120, 40),
     "30B": (60, 6656, 52),
 }
-RINGS = (1, 2, 4, 8)
 LENGTHS = [2**k for k in range(10, 26)]
 KINDS = ("h200", "v5e", "a100-80", "v4")
 SLICES = {
@@ -81,7 +81,9 @@ def main(options: Sequence[str]) -> None:
     parser.add_argument("--tables", nargs="*", choices=tables, default=list(tables))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of devices")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--memory", nargs="+", choices=MEMORY, default=MEMORY)
     parser.add_argument("--shapes", nargs="+", choices=LLAMA, default=list(LLAMA))
+    parser.add_argument("--rings", nargs="+", type=int, choices=RINGS, default=RINGS)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell after")
     parser.add_argument("--out", type=Path, default=Path("docs/long_context"), help="of cells.csv")
     arguments = parser.parse_args(options)
@@ -126,11 +128,12 @@ def memory_series(name: str, kind: str, mode: Any, size: int) -> Series:
 
 def memory(bench: Bench, arguments: argparse.Namespace) -> None:
     """Which n fits in which memory mode."""
+    lengths = [TOKENS * n for n in TRAJECTORIES]
     for model in arguments.models:
         for kind in arguments.kinds:
-            for mode, size in MODES:
-                series = memory_series(model, kind, mode, size)
-                bench.boundary(series, [TOKENS * n for n in TRAJECTORIES])
+            for mode in arguments.memory:
+                for size in [r for r in arguments.rings if (r > 1) == (mode == "ring")]:
+                    bench.boundary(memory_series(model, kind, mode, size), lengths)
 
 
 def longest_series(shape: str, kind: str, size: int) -> Series:
@@ -153,17 +156,18 @@ def longest(bench: Bench, arguments: argparse.Namespace) -> None:
     """The longest sequence of powers of two, for rings of 1 (bpt) to 8 of 8 devices."""
     for kind in arguments.kinds:
         for shape in arguments.shapes:
-            # A ring of twice the size is expected to hold twice the length.
-            first: int | None = None
-            for size in RINGS:
+            # A ring of R is expected to hold R times the length that bpt does.
+            alone: int | None = None
+            for size in arguments.rings:
+                first = None if alone is None else alone + size.bit_length() - 1
                 found = bench.boundary(longest_series(shape, kind, size), LENGTHS, first)
-                first = min(found + 1, len(LENGTHS) - 1) if found >= 0 else None
+                alone = found if size == 1 and found >= 0 else alone
 
 
 def layer(bench: Bench, arguments: argparse.Namespace) -> None:
     """One and two layers at 16,384 tokens a device: their difference is what a layer keeps."""
     for kind in arguments.kinds:
-        for mode, size in (("bpt", 1), ("ring", 8)):
+        for mode, size in (("ring", 8), ("bpt", 1)):
             for layers in (1, 2):
                 series = memory_series("24x1024x16 bfloat16", kind, mode, size)
                 model = dataclasses.replace(series.config.model, layers=layers)
