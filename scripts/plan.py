@@ -27,7 +27,7 @@ import tyro
 
 from agent.ahead import Compiled, Refused
 from agent.checkpoint import CONFIG
-from agent.config import MeshConfig, TrainConfig
+from agent.config import TrainConfig
 from agent.plan import EFFICIENCY, PREALLOCATED, USABLE, WAITING, Plan, filled, plan
 from agent.presets import PRESETS
 from ring import targets
@@ -102,7 +102,8 @@ def main(arguments: Sequence[str]) -> int:
         config = replace(config, data=replace(config.data, tasks=(request.task,)))
     given = config.mesh != original.mesh
     meant = config if given else filled(config, target)
-    for line in opening(meant, target, original.mesh):
+    meant.check()
+    for line in opening(meant, target, chosen=meant.mesh != config.mesh):
         print(line, flush=True)
     made = plan(meant, target, efficiency=request.efficiency, explain=request.explain)
     for line in lines(made, request.efficiency):
@@ -121,14 +122,13 @@ def _prepare(target: targets.Target) -> None:
     targets.devices(target)  # refused before anything is printed
 
 
-def opening(config: TrainConfig, target: targets.Target, preset: MeshConfig) -> Iterator[str]:
+def opening(config: TrainConfig, target: targets.Target, chosen: bool) -> Iterator[str]:
     """What is compiled, said before it takes its time."""
     compiler = COMPILERS[target.platform]
     yield f"target      {target}: {command.versions('jax', compiler)}"
     mesh = config.mesh
     axes = f"data {mesh.data} × fsdp {mesh.fsdp} × ring {mesh.ring} × tensor {mesh.tensor}"
-    why = "" if preset.devices == target.size or mesh == preset else ", chosen to fill the target"
-    yield f"mesh        {axes}{why}"
+    yield f"mesh        {axes}{', chosen to fill the target' if chosen else ''}"
 
 
 def lines(made: Plan, efficiency: float) -> Iterator[str]:
