@@ -202,9 +202,7 @@ def plan(
         steps=steps,
         parameters=parameters,
         counted=counted,
-        caches={dtype: estimate.cache_bytes(config, dtype) for dtype in ("float32", "bfloat16")}
-        if config.method in ("at", "dt_long")
-        else {},
+        caches=_caches(config),
         program=program,
         available=available(target),
         model_flops=throughput.step_flops(config, parameters, rows, steps),
@@ -223,6 +221,13 @@ def plan(
         ),
         buffers=largest,
     )
+
+
+def _caches(config: TrainConfig) -> dict[Dtype, int]:
+    """Bytes of keys and values when acting, of methods that have a cache."""
+    if config.method not in ("at", "dt_long"):
+        return {}
+    return {dtype: estimate.cache_bytes(config, dtype) for dtype in ("float32", "bfloat16")}
 
 
 def _peak(config: TrainConfig, target: Target, mesh: Mesh) -> float:
