@@ -185,13 +185,15 @@ def layer(cells: Sequence[Cell]) -> str:
     found: dict[Any, list[Cell]] = _series(cells, table="layer")  # keys: kind, mode, size
     for (kind, mode, size), series in found.items():
         by_depth = {int(cell.key.model.partition("x")[0]): cell for cell in series}
-        if not {1, 2} <= set(by_depth) or not all(cell.temporaries for cell in by_depth.values()):
+        if not {2, 4} <= set(by_depth) or not all(cell.temporaries for cell in by_depth.values()):
             continue
-        one, two = (by_depth[depth].temporaries or 0 for depth in (1, 2))
+        two, four = (by_depth[depth].temporaries or 0 for depth in (2, 4))
         tokens, width = series[0].key.tokens, int(series[0].key.model.split("x")[1])
         unit = tokens // size * width
+        gradients = 4 * 12 * width**2 // size  # of a layer's parameters, in shards
+        kept = (four - two) // 2 - gradients
+        working = two - 2 * (kept + gradients)
         paper = cost.activation_bytes(mode, 1, tokens, width, 16, size)
-        kept, working = two - one, one - (two - one)
         rows.append(
             [kind, _name(mode, size), f"{tokens // size:,}"]
             + [f"{each / 2**20:,.0f} ({each / unit:.1f} bch)" for each in (kept, working, paper)]
