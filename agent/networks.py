@@ -13,7 +13,7 @@ from agent.model import AgenticTransformer, Dimensions
 from data.normalize import Normalizer
 from data.packing import steps_in
 from data.pool import Pool
-from data.sampling import ChainSampler, Sampler, WindowSampler
+from data.sampling import ChainSampler, Sampler, WindowSampler, sequences
 from exorl import task
 
 Network = AgenticTransformer | BehaviourCloning
@@ -102,6 +102,6 @@ def sampler(
         chunk=model.chunk,
         window=window,
         top=CLONED_FRACTION.get(config.method, 1.0),
-        windows=multiple * max(1, data.batch_tokens // (tokens * multiple)),
+        windows=sequences(tokens, data.batch_tokens, multiple),
         held_out=held_out,
     )

@@ -152,8 +152,8 @@ def _by_task(
     """One plot of returns a task beside each other."""
     tasks = values_of(results, "task")
 
-    def draw_all(figure: Any) -> None:
-        for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+    def draw_all(canvas: Any) -> None:
+        for axes, task in zip(canvas.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
             draw(axes, task)
             axes.set_title(task)
             axes.set_ylabel("return")
@@ -161,7 +161,7 @@ def _by_task(
             axes.legend(fontsize=7)
         method = NAMES[results[0].method]
         chains = len(values_of(results, "chain"))
-        figure.suptitle(f"{method}, {_which_seeds(results)}, {chains} chains; {note}", fontsize=10)
+        canvas.suptitle(f"{method}, {_which_seeds(results)}, {chains} chains; {note}", fontsize=10)
 
     _save(path, draw_all, size=(6.5 * len(tasks), 4.5))
 
@@ -196,7 +196,7 @@ def plot_returns(path: Path, results: Sequence[Result], task: str, dataset: np.n
             f"{task}, {_which_seeds(results)}\ndots: chains; bars: mean, 95 % over chains"
         )
 
-    _figure(path, draw)
+    figure(path, draw)
 
 
 def plot_in_context(path: Path, results: Sequence[Result]) -> None:
@@ -219,7 +219,7 @@ def plot_in_context(path: Path, results: Sequence[Result]) -> None:
         axes.set_title(f"Hidden task, {_which_seeds(results)}\nfaint: chains; bold: mean of chains")
         axes.legend()
 
-    _figure(path, draw)
+    figure(path, draw)
 
 
 def plot_hidden(path: Path, results: Sequence[Result]) -> None:
@@ -246,7 +246,7 @@ def plot_hidden(path: Path, results: Sequence[Result]) -> None:
             f"dots: each task and seed"
         )
 
-    _figure(path, draw)
+    figure(path, draw)
 
 
 def _which_seeds(results: Sequence[Result]) -> str:
@@ -259,8 +259,13 @@ def _error_bar(axes: Any, place: float, estimate: Estimate) -> None:
     axes.errorbar(place, estimate.mean, [[below], [above]], fmt="_", color="black", capsize=6)
 
 
-def _figure(path: Path, draw: Callable[[Any], None]) -> None:
-    _save(path, lambda figure: draw(figure.add_subplot()), size=(6, 4))
+def figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float] = (6, 4)) -> None:
+    """Draw on one pair of axes, and write the PNG whole or not at all.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    _save(path, lambda canvas: draw(canvas.add_subplot()), size)
 
 
 def _save(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
@@ -270,8 +275,8 @@ def _save(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) ->
         raise ModuleNotFoundError(
             'plots need matplotlib: pip install "exoring[plots]", or pass --no-plots'
         ) from error
-    figure = Figure(figsize=size, layout="constrained")
-    draw(figure)
+    canvas = Figure(figsize=size, layout="constrained")
+    draw(canvas)
     unfinished = path.with_name(f".{path.name}")
-    figure.savefig(unfinished, dpi=150, format="png")
+    canvas.savefig(unfinished, dpi=150, format="png")
     os.replace(unfinished, path)

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import ring
 from agent.config import MeshConfig, Platform
+from ring import targets
 
 Tree = TypeVar("Tree")
 
@@ -60,12 +61,15 @@ def _simulate(devices: int) -> bool:
 
 
 def compiler_options(mesh: Mesh) -> dict[str, Any] | None:
-    """What our jitted programs are compiled with, beside XLA_FLAGS, which are the user's.
+    """What our jitted programs are compiled with, on top of XLA_FLAGS, which are the user's.
 
-    Wide vectors double XLA:CPU's exp throughput; other backends do not know the option.
+    Wide vectors double XLA:CPU's exp throughput; on GPUs a ring's messages are made to overlap with
+    its products (`ring.targets.compiler_options`); TPUs need nothing.
     """
-    cpu = mesh.devices.flat[0].platform == "cpu"
-    return {"xla_cpu_prefer_vector_width": 512} if cpu else None
+    platform = mesh.devices.flat[0].platform
+    if platform == "cpu":
+        return {"xla_cpu_prefer_vector_width": 512}
+    return targets.compiler_options(platform) or None
 
 
 def parameter_spec(

@@ -11,20 +11,7 @@ from jax.sharding import Mesh
 
 import ring
 from agent.config import TRANSFORMERS, TrainConfig
-
-_PEAKS = {
-    "A100": 312e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5p": 459e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-}
-"""Dense bfloat16 operations a second of one device, by what its kind contains; vendors' figures."""
+from ring import rates
 
 
 @dataclass(frozen=True)
@@ -41,9 +28,9 @@ def peak(mesh: Mesh) -> Peak:
     Outside of a mesh context, because each device computes by itself.
     """
     device, count = mesh.devices.flat[0], mesh.devices.size
-    for name, flops in _PEAKS.items():
-        if name in device.device_kind:
-            return Peak(flops * count, f"{count} × {name}'s bfloat16 peak")
+    if known := rates.of_device(device.device_kind):
+        total = known.rates.bfloat16 * count
+        return Peak(total, f"{count} × {known.name}'s bfloat16 peak")
     size, devices = 512, mesh.local_devices
     product = jax.jit(lambda x: x @ x)
     operands = [jax.device_put(jnp.ones((size, size), jnp.float32), one) for one in devices]

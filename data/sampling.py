@@ -61,6 +61,11 @@ def trajectory_counts(largest: int) -> list[int]:
     return sorted({*range(1, min(largest, 8) + 1), *powers, largest})
 
 
+def sequences(tokens: int, batch_tokens: int, multiple: int) -> int:
+    """Sequences of ``tokens`` in a batch of about ``batch_tokens``: a multiple, and not none."""
+    return multiple * max(1, batch_tokens // (tokens * multiple))
+
+
 class Draw(NamedTuple):
     """Which trajectories make a chain.
 
@@ -141,7 +146,7 @@ class ChainSampler:
     def chains(self, count: int) -> int:
         """Chains in a batch whose chains have ``count`` trajectories."""
         tokens = count * self.steps * len(SLOTS[self.packing])
-        return self.multiple * max(1, self.batch_tokens // (tokens * self.multiple))
+        return sequences(tokens, self.batch_tokens, self.multiple)
 
     def shape(self, seed: int, step: int) -> tuple[int, int]:
         """See `Sampler.shape`."""

@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.experimental import topologies
 
+from ring.rates import RATES, Rates
+
 Platform = Literal["tpu", "cuda", "cpu"]
 
 GIB = 2**30
@@ -91,6 +93,26 @@ class Target(NamedTuple):
         if self.platform == "cpu":
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self.size
         return (_TPUS if self.platform == "tpu" else _GPUS)[self.kind].memory
+
+    @property
+    def rates(self) -> Rates | None:
+        """Vendors' figures of one device; none of a CPU."""
+        return RATES.get(self.kind)
+
+    def link(self, neighbours: int) -> float | None:
+        """Bytes a second of the slowest link around a ring of so many devices in a row."""
+        if self.rates is None:
+            return None
+        inside = self.platform != "cuda" or neighbours <= GPUS_PER_HOST
+        return self.rates.link if inside else self.rates.network
+
+    def doubled(self) -> "Target":
+        """Twice the devices: the shortest axis of a slice twice as long."""
+        axis = self.shape.index(min(self.shape))
+        shape = tuple(size * (1 + (at == axis)) for at, size in enumerate(self.shape))
+        if self.platform == "cuda" and self.size > GPUS_PER_HOST // 2:
+            shape = (_hosts(self._replace(shape=shape)) * GPUS_PER_HOST,)
+        return self._replace(shape=tuple(sorted(shape)))
 
 
 def parse(name: str) -> Target:

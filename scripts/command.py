@@ -1,5 +1,6 @@
 """What all command lines share: log lines and errors for people, on standard error."""
 
+import importlib.metadata
 import logging
 import os
 import sys
@@ -39,3 +40,15 @@ def _is_users(error: Exception) -> bool:
             traceback = traceback.tb_next
         origin = traceback.tb_frame.f_globals["__name__"] if traceback else origin
     return origin.split(".")[0] in PACKAGES
+
+
+def versions(*packages: str) -> str:
+    """Installed packages with their versions, for people."""
+    return ", ".join(f"{name} {_version(name)}" for name in packages)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

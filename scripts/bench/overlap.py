@@ -9,7 +9,6 @@ backward pass brings gradients home: nothing is left to hide it. Needs the extra
 
 import argparse
 import functools
-import importlib.metadata
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import ring
 from ring import schedule, targets
+from scripts.command import versions
 
 TARGETS = ("v4:2x2x2", "v5e:2x4", "v5p:2x2x2", "v6e:2x4", "a100-80:8", "h100:8", "h200:8")
 COMPILERS = ("jax", "libtpu", "jax-cuda12-plugin")
@@ -47,7 +47,7 @@ def main(options: Sequence[str]) -> None:
     jax.config.update("jax_num_cpu_devices", simulated)
     for target in chosen:
         targets.devices(target)  # refused before anything is printed
-    print(", ".join(f"{name} {_version(name)}" for name in COMPILERS))
+    print(versions(*COMPILERS))
     print(
         f"{'target':10} {'pass':17} {'permutes':>8} {'asynchronous':>12} {'hidden':>6} "
         f"{'temporary':>10} {'compiled':>9}  each message, MiB: products meanwhile"
@@ -102,10 +102,3 @@ def report(title: str, program: jax.stages.Compiled, start: float) -> None:
         f"{temporary:6.1f} MiB {seconds:7.1f} s  {each}",
         flush=True,
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -2,14 +2,15 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from agent import checkpoint, networks, training
+from agent import ahead, checkpoint, networks, training
 from agent.config import MeshConfig, ModelConfig, TrainConfig
-from agent.sharding import make_mesh, parameter_spec
+from agent.sharding import compiler_options, make_mesh, parameter_spec
 from data.pool import Pool
 from data.sampling import placed
 from exorl import EpisodeStore
@@ -136,25 +137,22 @@ def test_a_device_needs_as_much_when_chain_and_ring_grow_together(config, target
 
 def compiled_step(config: TrainConfig, *, chains: int, steps: int, mesh=None):
     """The compiled train step for a batch of some shape, from shapes alone."""
-    from data.batches import Batch, sharding
+    return ahead.lower_step(config, mesh or make_mesh(config.mesh), chains, steps).compile()
 
-    dims, mesh = networks.dimensions(config), mesh or make_mesh(config.mesh)
-    sizes = {"observation": dims.observation, "action": dims.action, "previous_action": dims.action}
-    flat = dict.fromkeys(("timestep", "trajectory", "order", "chain"), np.int32)
-    flat["loss_mask"] = np.float32
-    batch = Batch(
-        **{
-            name: jax.ShapeDtypeStruct(
-                (chains, steps) if name in flat else (chains, steps, sizes.get(name, 1)),
-                flat.get(name, np.float32),
-                sharding=sharding(mesh),
-            )
-            for name in Batch._fields
-        }
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_programs_carry_the_options_of_their_platform(platform):
+    """On GPUs those under which a ring's messages hide, so that a plan is of what training runs."""
+    device = SimpleNamespace(platform=platform)
+    options = compiler_options(SimpleNamespace(devices=np.array([device])))
+    assert (
+        options
+        == {
+            "cpu": {"xla_cpu_prefer_vector_width": 512},
+            "gpu": targets.compiler_options("gpu"),
+            "tpu": None,
+        }[platform]
     )
-    with jax.set_mesh(mesh):
-        state = checkpoint.abstract_state(config, mesh)
-        return training.make_step(config, mesh).lower(state, batch).compile()
 
 
 def test_large_parameters_are_sharded_and_small_ones_whole():

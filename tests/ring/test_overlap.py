@@ -73,6 +73,52 @@ ENTRY %main (k: bf16[8,128], order: s32[16]) -> bf16[8,128] {
 """
 
 
+# XLA:TPU starts a gather in one fusion, goes on with it in others, and ends it in a last one.
+FUSED = """\
+HloModule jit_f, is_scheduled=true
+
+%started (p.1: bf16[1,512]) -> (bf16[1,512], bf16[1,4096]) {
+  %p.1 = bf16[1,512]{1,0} parameter(0)
+  ROOT %all-gather.1 = bf16[1,4096]{1,0} all-gather(%p.1), channel_id=5, dimensions={1}
+}
+
+%going_on (p.2: bf16[1,512]) -> f32[4,4] {
+  %p.2 = bf16[1,512]{1,0} parameter(0)
+  %all-gather.2 = bf16[1,4096]{1,0} all-gather(%p.2), channel_id=5, dimensions={1}
+  ROOT %convolution.1 = f32[4,4]{1,0} convolution(%p.2, %p.2), dim_labels=bf_oi->bf
+}
+
+%ended (p.3: bf16[1,512]) -> bf16[1,4096] {
+  %p.3 = bf16[1,512]{1,0} parameter(0)
+  ROOT %all-gather.3 = bf16[1,4096]{1,0} all-gather(%p.3), channel_id=5, dimensions={1}
+}
+
+ENTRY %main (k: bf16[1,512]) -> bf16[1,4096] {
+  %k = bf16[1,512]{1,0} parameter(0)
+  %async-collective-start.2 = (bf16[1,512]{1,0}, bf16[1,4096]{1,0}) fusion(%k), calls=%started
+  %fusion.1 = f32[4,4]{1,0} fusion(%k), kind=kOutput, calls=%going_on
+  %async-collective-done.2 = bf16[1,4096]{1,0} fusion(%k), calls=%ended
+  %all-reduce.1 = f32[6]{0} all-reduce(%k), channel_id=6, to_apply=%started
+  ROOT %all-gather.4 = bf16[1,4096]{1,0} all-gather(%k), channel_id=7, dimensions={1}
+}
+"""
+
+
+def test_other_collectives_are_found_once():
+    found = schedule.collectives(FUSED)
+    assert set(found) == {"all-gather", "all-reduce"}
+    fused, whole = found["all-gather"]
+    assert fused == ("async-collective-start.2", 2 * 4096, True, 1, 0, 1) and fused.hidden
+    assert whole == ("all-gather.4", 2 * 4096, False, 0, 0, 0)
+    assert found["all-reduce"] == [("all-reduce.1", 4 * 6, False, 0, 0, 0)]
+    assert schedule.in_flight(FUSED) == 0
+
+
+def test_messages_that_travel_together_are_added_up():
+    assert schedule.in_flight(TPU) == 2 * 8 * 128 + 4 * 2048
+    assert schedule.in_flight(GPU) == 2 * 8 * 128 + 4 * 16  # the others come after it
+
+
 def test_a_schedule_tells_what_hides_a_message():
     tokens, keys = schedule.permutes(TPU)
     assert keys == ("s", 2 * 8 * 128, True, 2, 1, 2)

@@ -5,7 +5,7 @@ import os
 import jax
 import pytest
 
-from ring import targets
+from ring import rates, targets
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,27 @@ def test_the_environment_is_left_alone():
 def test_options_are_for_gpus_alone():
     assert targets.compiler_options("tpu") == targets.compiler_options("cpu") == {}
     assert targets.compiler_options("gpu") == targets.compiler_options("cuda") != {}
+
+
+def test_rates_are_known_by_target_and_by_device():
+    for name in ("a100-40:8", "a100-80:8", "h100:8", "h200:8", "v4:2x2x2", "v5e:2x2", "v5p:2x2x2"):
+        assert targets.parse(name).rates == rates.RATES[name.partition(":")[0]]
+    assert targets.parse("cpu:8").rates is None and targets.parse("cpu:8").link(8) is None
+    names = {"NVIDIA A100-SXM4-40GB": 312e12, "TPU v5 lite": 197e12, "TPU v5": 459e12}
+    for name, flops in names.items():
+        known = rates.of_device(name)
+        assert known and known.rates.bfloat16 == flops
+    assert rates.of_device("cpu") is None
+
+
+def test_a_ring_of_several_hosts_is_as_fast_as_the_network():
+    target = targets.parse("h200:16")
+    assert target.link(8) == 9 * target.link(16) == 450e9
+    assert targets.parse("v5e:4x4").link(16) == targets.parse("v5e:2x2").link(4)
+
+
+def test_targets_double():
+    doubled = [str(targets.parse(name).doubled()) for name in ("h200:3", "h200:8", "a100-40:256")]
+    assert doubled == ["h200:6", "h200:16", "a100-40:512"]
+    for name, more in (("v5e:2x4", "v5e:4x4"), ("v4:2x2x2", "v4:2x2x4"), ("h100:5", "h100:16")):
+        assert str(targets.parse(name).doubled()) == more

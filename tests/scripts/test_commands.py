@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ("collect", "compare", "download", "evaluate", "pack", "relabel", "train", "tune", "verify")
-NAMES += ("train_walker_run",)
+NAMES += ("plan", "train_walker_run")
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

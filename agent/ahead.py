@@ -1,0 +1,134 @@
+"""The training step compiled from shapes alone: no episodes, no arrays, no device but an abstract.
+
+It is the program that training runs: the same function and the same options of the compiler.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from agent import checkpoint, networks, training
+from agent.config import TrainConfig
+from data.batches import Batch, positions, sharding
+from data.sampling import sequences
+
+
+def batch_shape(config: TrainConfig, trajectories: int | None = None) -> tuple[int, int]:
+    """B and S, padded as on the mesh, of a training batch of whole episodes.
+
+    Args:
+        config: of the run.
+        trajectories: n of every chain, by default the most that there may be (method at).
+    """
+    whole = networks.dimensions(config).timesteps
+    steps = {"at": (trajectories or config.data.trajectories) * whole, "dt_long": whole}
+    windows = 1 if config.method in networks.CLONED_FRACTION else config.data.window
+    steps = steps.get(config.method, windows)
+    per_step = 1 if config.method in networks.CLONED_FRACTION else config.tokens_per_step
+    multiple = config.resolved().data.multiple or 1
+    rows = sequences(steps * per_step, config.data.batch_tokens, multiple)
+    return rows, len(positions(steps, config.mesh.ring, "zigzag"))
+
+
+def abstract_batch(config: TrainConfig, mesh: Mesh, rows: int, steps: int) -> Batch:
+    """A batch of B = rows and S = steps as shapes that say how they lie on the mesh."""
+    dims = networks.dimensions(config)
+    widths = {"observation": dims.observation}
+    widths |= dict.fromkeys(("action", "previous_action"), dims.action)
+    integers = ("timestep", "trajectory", "order", "chain")
+
+    def array(name: str) -> jax.ShapeDtypeStruct:
+        flat = name in (*integers, "loss_mask")
+        shape = (rows, steps) if flat else (rows, steps, widths.get(name, 1))
+        dtype = np.int32 if name in integers else np.float32
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(mesh))
+
+    return Batch(**{name: array(name) for name in Batch._fields})
+
+
+def lower_step(config: TrainConfig, mesh: Mesh, rows: int, steps: int) -> jax.stages.Lowered:
+    """The training step for batches of B = rows and S = steps, traced but not compiled."""
+    with jax.set_mesh(mesh):
+        state = checkpoint.abstract_state(config, mesh)
+        step: Any = training.make_step(config, mesh)
+        return step.lower(state, abstract_batch(config, mesh, rows, steps))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiler made of a program. Bytes are of one device.
+
+    Attributes:
+        arguments: bytes of operands.
+        temporaries: bytes the program reserves while it runs.
+        outputs: bytes of results that do not lie where operands were.
+        code: bytes of the program itself, where it lies in the device's memory.
+        flops: operations of one device as the compiler counts them, what is in a loop once however
+            often it turns; None if it does not count.
+        text: the scheduled program.
+    """
+
+    arguments: int
+    temporaries: int
+    outputs: int
+    code: int
+    flops: float | None
+    text: str
+
+    @property
+    def total(self) -> int:
+        """Bytes that must be free for the program to run."""
+        return self.arguments + self.temporaries + self.outputs + self.code
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A program that its compiler found too large.
+
+    Attributes:
+        message: what the compiler says.
+        needed: bytes that it says are needed, None if it does not.
+    """
+
+    message: str
+    needed: int | None
+
+
+def compile_program(lowered: jax.stages.Lowered, dump: Path | None = None) -> Compiled | Refused:
+    """Compile; running out of the device's memory is an answer, and no error.
+
+    Args:
+        lowered: see `lower_step`.
+        dump: an empty folder for what XLA writes about the program, see `agent.buffers`.
+    """
+    options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True} if dump else {}
+    try:
+        program = lowered.compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        message = str(error).removeprefix("RESOURCE_EXHAUSTED: ").splitlines()[0]
+        return Refused(message, _needed(message))
+    sizes: Any = program.memory_analysis()
+    counted = program.cost_analysis() or {}
+    return Compiled(
+        arguments=sizes.argument_size_in_bytes,
+        temporaries=sizes.temp_size_in_bytes,
+        outputs=sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+        code=sizes.generated_code_size_in_bytes,
+        flops=counted.get("flops"),
+        text=program.as_text() or "",
+    )
+
+
+def _needed(message: str) -> int | None:
+    """Of `… required for HLO temporaries (100.50G) exceeds …` or `Used 100.50G of 15.75G hbm`."""
+    found = re.search(r"(?:\(|Used )([\d.]+)([KMGT]?)i?B?\)? (?:exceeds|of)", message)
+    if not found:
+        return None
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2] or " "))

@@ -1,0 +1,153 @@
+"""Tables of what fits: cells are kept, searched for where they change, and drawn."""
+
+import dataclasses
+
+import pytest
+
+from agent import ahead
+from agent.presets import PRESETS
+from scripts.bench import cells, context, context_report
+from scripts.bench.cells import Bench, Cell, Cells, Key, OutOfTime
+
+GIB = 2**30
+
+
+def cell(
+    tokens: int, total: float, table="memory", model="m float32", memory="bpt", ring=1, **more
+):
+    """A cell on a device with 16 GiB."""
+    key = Key(table, model, f"h200:{ring}", memory, ring, tokens)
+    values = dict(
+        total=int(total * GIB),
+        available=16 * GIB,
+        temporaries=int(total * GIB) - 1,
+        counted=GIB,
+        measured=None,
+        seconds=1.5,
+        compiler="jax 0",
+        date="2026-11-30",
+    )
+    return Cell(key=key, **{**values, **more})
+
+
+def test_cells_are_kept_as_they_are(tmp_path):
+    kept = Cells(tmp_path / "deep" / "cells.csv")
+    made = [
+        cell(8000, 3),
+        cell(4000, 17, temporaries=None),
+        dataclasses.replace(cell(1, 1), total=None, measured=7),
+    ]
+    for each in made:
+        kept.add(each)
+    again = Cells(tmp_path / "deep" / "cells.csv")
+    assert list(again) == sorted(made, key=lambda each: each.key)
+    assert again.get(made[0].key) == made[0] and again.get(made[0].key._replace(ring=2)) is None
+    assert [each.fits for each in made] == [True, False, True]
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["cells.csv"]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 5, 6])
+@pytest.mark.parametrize("first", range(6))
+def test_the_boundary_is_found_and_nothing_compiled_twice(tmp_path, monkeypatch, limit, first):
+    """Sizes 1…6, of which those up to the limit fit."""
+    compiled = []
+    series = context.memory_series(context.SMALL, "cpu", "bpt", 1)
+
+    def plan(config, target, *, shape):
+        assert shape == (1, shape[1])
+        compiled.append(shape[1])
+        total = shape[1] * GIB
+        program = ahead.Compiled(0, total, 0, 0, None, "")
+        return dataclasses.make_dataclass("P", ["total", "available", "counted", "program"])(
+            total, limit * GIB, dataclasses.make_dataclass("C", ["total"])(0), program
+        )
+
+    monkeypatch.setattr(cells, "plan", plan)
+    bench, sizes = Bench(Cells(tmp_path / "cells.csv"), 1), [4 * n for n in range(1, 7)]
+    assert bench.boundary(series, sizes, first) == limit - 1
+    assert len(compiled) == len(set(compiled)) <= abs(first - limit) + 2
+    again = Bench(Cells(tmp_path / "cells.csv"), 0)
+    assert again.boundary(series, sizes, first) == limit - 1  # without time to compile
+    with pytest.raises(OutOfTime):
+        again.cell(series, 400)
+
+
+def test_every_series_can_be_planned():
+    for model in context.MODELS:
+        for kind in context.KINDS:
+            for mode in context.MEMORY:
+                context.memory_series(model, kind, mode, 1).config.check()
+            context.memory_series(model, kind, "ring", 8).config.check()
+    for size in context.RINGS:
+        series = context.longest_series("7B", "v5e", size)
+        series.config.check()
+        assert series.shape(4096) == (8 // size, 4096)
+    for preset in ("at_ring_128", "at_small_128"):
+        model = PRESETS[preset].model
+        name = f"{model.layers}x{model.width}x{model.heads} {model.dtype}"
+        assert name in context.MODELS
+        assert context.memory_series(name, "cpu", "ring", 8).config.model == model
+    series = context.memory_series(context.SMALL, "cpu", "ring", 8)
+    at = series.expected([4000, 2**40])
+    assert at == 0 and series.shape(4000) == (1, 1000)
+
+
+MADE = [
+    cell(16_000, 5, memory="plain"),
+    cell(32_000, 40, memory="plain"),
+    cell(512_000, 15, memory="memory_efficient"),
+    cell(128_000, 4),
+    cell(512_000, 17),
+    cell(512_000, 3, memory="ring", ring=8),
+    cell(2**15, 9, table="longest", model="7B"),
+    cell(2**16, 18, table="longest", model="7B"),
+    cell(2**18, 9, table="longest", model="7B", memory="ring", ring=8),
+    cell(16_384, 1, table="layer", model="2x1024x16", temporaries=500 * 2**20),
+    cell(16_384, 1, table="layer", model="4x1024x16", temporaries=700 * 2**20),
+    cell(16_000, 1, table="measured", measured=int(1.1 * GIB)),
+]
+
+
+def test_tables_mark_what_is_out_and_what_is_implied():
+    lines = context_report.memory(MADE).splitlines()
+    rows = {line.split("|")[2].strip(): line.split("|")[4:-1] for line in lines if "h200" in line}
+    rows = {name: [entry.strip() for entry in row] for name, row in rows.items()}
+    assert rows["plain"] == ["5", "OOM 40", "OOM", "OOM", "OOM", "OOM"]
+    assert rows["memory_efficient"] == ["fits"] * 5 + ["15"]
+    assert rows["bpt"] == ["fits", "fits", "fits", "4", "–", "OOM 17"]
+    assert rows["ring of 8"] == ["fits"] * 5 + ["3"]
+    verdict = context_report.pattern(MADE).splitlines()[-1].split("|")
+    assert [each.strip() for each in verdict[3:-1]] == ["out", "in", "in", "out", "in", "no"]
+    row = context_report.longest(MADE).splitlines()[-1].split("|")
+    assert [each.strip() for each in row[3:-1]] == ["32K", "–", "–", "≥ 256K", "8"]
+    # 100 MiB a layer, of which 48 are gradients of 12 · 1024² parameters.
+    assert "52 (3.2 bch)" in context_report.layer(MADE)
+    assert "300 (18.8 bch)" in context_report.layer(MADE)
+    assert "| 1.10" in context_report.measured(MADE)
+
+
+def test_a_page_is_filled_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- begin longest -->\nold\n<!-- end longest -->\nb\n")
+    no_plots = [each for each in MADE if each.key.table in ("layer", "measured")]
+    context_report.write(no_plots, tmp_path / "page")
+    assert page.read_text() == "a\n<!-- begin longest -->\n\n<!-- end longest -->\nb\n"
+    assert "## layer" in (tmp_path / "page" / "tables.md").read_text()
+
+
+def test_plots_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    context_report.write(MADE, tmp_path)
+    for name in ("memory_m_float32.png", "longest.png"):
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "size"), [("bpt", 1), ("ring", 8)])
+def test_a_plan_agrees_with_what_a_step_takes(mode, size):
+    """Within 15 % where activations outweigh the process itself (docs/long_context.md)."""
+    tokens = 16_000
+    series = context.memory_series(context.WIDE, "cpu", mode, size)
+    planned = cells.plan(series.config, cells.targets.parse(series.target), shape=(1, tokens // 4))
+    found = context.peak_of(context.WIDE, mode, size, tokens)["measured"]
+    assert 0.85 <= found / planned.total <= 1.15

@@ -1,0 +1,74 @@
+"""The planner's command line: what it prints, its exit status, its errors for people."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent import checkpoint
+from agent.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
+from ring import targets
+from scripts import plan
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = "--model.chunk 100 --model.layers 1 --model.width 16 --model.block-size 5".split()
+
+
+def test_a_preset_that_fits(capsys):
+    status = plan.main(["tiny", "--target", "cpu:8", *SMALL, "--explain"])
+    out = capsys.readouterr().out
+    assert status == 0 and "\nFITS" in out
+    assert "ring 8 × tensor 1, chosen to fill the target" in out
+    assert "jaxlib" in out and "collective-permute" in out
+    assert "agent/model.py:" in out
+
+
+def test_one_that_does_not_fit_and_what_to_change(capsys, monkeypatch):
+    monkeypatch.setattr("agent.plan.available", lambda target: 10**8)
+    options = "--model.memory plain --model.chunk 10 --data.trajectories 64 --suggestions 1"
+    options += " --model.layers 1 --model.width 16 --model.block-size 640"
+    status = plan.main(["tiny", "--target", "cpu:1", *options.split()])
+    out = capsys.readouterr().out
+    assert status == plan.OOM == 1 and "\nOOM" in out
+    assert "\nFITS" in out.partition("changes, each compiled")[2]
+
+
+def test_a_run_by_its_folder(tmp_path, capsys):
+    """The settings of the run, on its own mesh."""
+    data = DataConfig(store=tmp_path, tasks=("cheetah_run",))
+    small = ModelConfig(chunk=100, layers=1, width=16)
+    made = TrainConfig(tmp_path / "run", data, model=small, mesh=MeshConfig(data=2)).resolved()
+    checkpoint.write_config(made)
+    request, original = plan.parse([str(made.run), "--target", "cpu:2", "--task", "walker_run"])
+    assert request.config == original == made
+    assert (request.target, request.task) == ("cpu:2", "walker_run")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny", "--target", "h200"], "name a number of devices, such as h200:8"),
+        (["tiny", "--target", "cpu:8", "--mesh.ring", "3"], "has 3 devices, cpu:8 has 8"),
+        (["tiny", "--target", "cpu:8", "--model.heads", "3"], "must be a multiple of 4 channels"),
+        (["nowhere", "--target", "cpu:8"], "nowhere is neither a preset .*at_ring_128"),
+    ],
+)
+def test_impossible_requests(arguments, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        plan.main(arguments)
+
+
+def test_a_missing_compiler_is_one_line():
+    if targets.installed("tpu"):
+        pytest.skip("plan-tpu is here")
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.plan", "tiny", "--target", "v5e:2x4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("exoring: error: v5e:2x4 has no compiler here: pip install")
+    assert len(done.stderr.splitlines()) == 1
