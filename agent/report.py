@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agent.results import Result, grid, select, values_of
-from agent.statistics import SUMMARIES, Estimate, best_of, bootstrap
+from agent.statistics import SUMMARIES, Estimate, best_of, bootstrap, profile
 from agent.tables import CONTEXTS, NAMES, hidden_scores
 
 ENDS = ("low", "high")
@@ -136,6 +136,39 @@ def plot_targets(
         axes.set_xlabel("return asked for")
 
     _by_task(path, results, "mean of a chain's episodes; bands: 95 % over chains", draw)
+
+
+def plot_profiles(path: Path, results: Sequence[Result], baselines: Sequence[Result]) -> None:
+    """Part of all chains whose mean normalised score is above a threshold, all tasks together."""
+
+    def draw(axes: Any) -> None:
+        lines = {
+            f"{NAMES[results[0].method]}, {context}, n = {n}": select(results, context=context, n=n)
+            for context, n in sorted({(r.context, r.n) for r in results})
+        }
+        lines |= {NAMES[m]: select(baselines, method=m) for m in values_of(baselines, "method")}
+        scores = {
+            name: np.concatenate(
+                [
+                    grid(select(chosen, task=task, seed=seed), "normalized").mean(axis=1)
+                    for task in values_of(chosen, "task")
+                    for seed in values_of(select(chosen, task=task), "seed")
+                ]
+            )
+            for name, chosen in lines.items()
+        }
+        every = np.concatenate(list(scores.values()))
+        thresholds = np.linspace(every.min() - 1, every.max() + 1, 200)
+        for name, values in scores.items():
+            axes.plot(thresholds, profile(values, thresholds), label=f"{name} ({len(values)})")
+        axes.set_xlabel("normalised score τ")
+        axes.set_ylabel("part of chains whose mean is above τ")
+        axes.legend(fontsize=7)
+        axes.set_title(
+            f"{', '.join(values_of(results, 'task'))}\n(in brackets: chains)", fontsize=10
+        )
+
+    figure(path, draw)
 
 
 def _bands(axes: Any, reference: Reference) -> None:

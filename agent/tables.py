@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent.results import Result, grid, select, values_of
-from agent.statistics import SUMMARIES, Estimate, bootstrap, iqm, stratified
+from agent.statistics import SUMMARIES, Estimate, bootstrap, improvement, iqm, stratified
 
 NAMES = {"at": "AT", "dt": "DT", "dt_long": "DT-long", "bc": "BC", "bc10": "BC-10 %"}
 CONTEXTS = {
@@ -68,6 +68,32 @@ def aggregate_table(results: Sequence[Result]) -> str:
             )
     header = ["context", "n", "× target", "statistic", "mean normalised [95 %]", "IQM [95 %]"]
     return table([*header, "tasks × seeds × chains"], rows)
+
+
+def improvement_table(results: Sequence[Result], baselines: Sequence[Result]) -> str:
+    """How often a chain of the agent beats one of a baseline with as many episodes."""
+    rows = []
+    for context, n, multiplier in sorted({at[1:] for at in protocols_of(results)}):
+        ours = select(results, context=context, n=n, multiplier=multiplier)
+        for method in values_of(baselines, "method"):
+            theirs = select(baselines, method=method)
+            cells = [context, str(n), f"{multiplier:g}", NAMES[method]]
+            for name in ("mean", "max"):
+                pairs = [
+                    [
+                        [
+                            SUMMARIES[name](grid(select(part, task=task, seed=seed)))
+                            for seed in values_of(select(part, task=task), "seed")
+                        ]
+                        for task in values_of(results, "task")
+                    ]
+                    for part in (ours, theirs)
+                ]
+                cells.append(f"{improvement(*pairs):.2f}")
+            episodes = (len(values_of(each, "episode")) for each in (ours, theirs))
+            rows.append([*cells, " and ".join(map(str, episodes))])
+    header = ["context", "n", "× target", "against", "P(mean is higher)", "P(max is higher)"]
+    return table([*header, "episodes a chain"], rows)
 
 
 def protocols_of(results: Sequence[Result]) -> list[tuple[str, str, int, float]]:

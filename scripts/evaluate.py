@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import tyro
@@ -64,7 +64,8 @@ class Evaluate:
         cache: dtype of cached keys and values, by default the network's own.
         memory: act on one device with this memory mode instead of the run's own mesh.
         ring: act around a ring of this many devices instead, simulated where there is no other.
-        against: evaluated runs of baselines, for plots against n.
+        against: evaluated runs of baselines: how often a chain beats theirs, performance profiles,
+            and their best of n in the plot against n.
         video: save the first, the best and the last episode of the first chain as GIFs.
         plots: draw plots (needs matplotlib).
         out: folder of the results; by default `evaluation` in the run.
@@ -142,8 +143,11 @@ def main(args: Evaluate) -> None:
     print(tables.evaluation_table(rows))
     if len(pool.tasks) > 1:
         print(f"\nOver all tasks:\n\n{tables.aggregate_table(rows)}")
+    baselines = _baselines(args)
+    if baselines:
+        print(f"\nChains beside those of baselines:\n\n{tables.improvement_table(rows, baselines)}")
     if args.plots:
-        _plot(args, pool, rows, out)
+        _plot(args, pool, rows, baselines, out)
     if args.video:
         _draw(sorted((out / "videos").glob("*.npz")))
     print(f"\nevery episode's return, plots and videos: {out}")
@@ -224,7 +228,16 @@ def _draw(episodes: Sequence[Path]) -> None:
     subprocess.run(command, env=environment, check=False)
 
 
-def _plot(args: Evaluate, pool: "Pool", rows: "list[Result]", out: Path) -> None:
+def _baselines(args: Evaluate) -> "list[Result]":
+    from agent import results
+
+    files = [run / "evaluation" / "results.csv" for run in args.against]
+    return list(itertools.chain.from_iterable(map(results.read_csv, files)))
+
+
+def _plot(
+    args: Evaluate, pool: "Pool", rows: "list[Result]", baselines: "list[Result]", out: Path
+) -> None:
     from agent import report, results
     from exorl import task
 
@@ -232,15 +245,12 @@ def _plot(args: Evaluate, pool: "Pool", rows: "list[Result]", out: Path) -> None
         name: report.Reference(task(name).random_return, pool.returns[name][pool.training])
         for name in pool.tasks
     }
-    baselines: list[Any] = list(
-        itertools.chain.from_iterable(
-            results.read_csv(run / "evaluation" / "results.csv") for run in args.against
-        )
-    )
     usual = results.select(rows, multiplier=args.multiplier[0])
     report.plot_episodes(out / "returns.png", usual, references)
     if len(args.n) > 1:
         report.plot_lengths(out / "lengths.png", usual, baselines, references)
+    if baselines:
+        report.plot_profiles(out / "profiles.png", usual, baselines)
     if len(args.multiplier) > 1:
         report.plot_targets(out / "targets.png", rows, references)
 

@@ -100,6 +100,24 @@ def test_cached_rollout_equals_the_full_forward(config, monkeypatch, mesh, conte
         policy.record(now)
 
 
+def test_a_bfloat16_cache_is_half_as_large_and_nearly_as_exact(config):
+    made = agent_of(config(model=ModelConfig(packing="rsar", chunk=1, **SMALL)))
+    whole = random_steps(2, 15, 5, 6, seed=0)
+    found, held = {}, {}
+    for dtype in ("float32", "bfloat16"):
+        policy = policies.ChainPolicy(made, batch=2, steps=5, dtype=dtype)
+        policy.remember(part(whole, slice(0, 10)))
+        for step in range(10, 15):
+            now = part(whole, slice(step, step + 1))
+            found[dtype] = policy.act(now)
+            policy.record(now)
+        both = (*policy._prefix, policy._cache)
+        held[dtype] = sum(x.nbytes for each in both for x in (*each.key, *each.value))
+    assert held["bfloat16"] * 2 == held["float32"]
+    difference = np.abs(found["bfloat16"] - found["float32"]).max()
+    assert 0 < difference < 0.02
+
+
 def test_decision_transformer_on_whole_episodes_forgets_between_them(config):
     """Each episode's actions are those of the full forward over it alone, at index 0."""
     model = ModelConfig(packing="rsa", positions="learned", chunk=1, **SMALL)

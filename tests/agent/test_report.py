@@ -112,13 +112,22 @@ def test_plots_are_png_files(tmp_path):
     both = [*select(hidden(), seed=0), *select(longer, seed=0)]
     report.plot_lengths(tmp_path / "lengths.png", both, baselines, references)
     report.plot_targets(tmp_path / "targets.png", both, references)
+    report.plot_profiles(tmp_path / "profiles.png", both, baselines)
     drawn = sorted(tmp_path.iterdir())
     assert [path.name for path in drawn] == [
         "episodes.png",
         "hidden.png",
         "in_context.png",
         "lengths.png",
+        "profiles.png",
         "returns.png",
         "targets.png",
     ]
     assert all(path.read_bytes()[:4] == b"\x89PNG" for path in drawn)
+
+
+def test_how_often_a_chain_beats_a_baselines():
+    ours = results("at", 0, RUN, "self", [[10.0, 30.0], [20.0, 20.0]], 100.0)
+    theirs = results("bc10", 0, RUN, "self", [[5.0, 25.0], [30.0, 28.0]], 100.0)
+    row = cells(tables.improvement_table(ours, theirs), "self", "4", "1", "BC-10 %")
+    assert row[4:] == ["0.50", "0.38", "2 and 2"]  # means 20, 20 to 15, 29; max 30, 20 to 25, 30
