@@ -144,6 +144,8 @@ class _Frames:
         path = self._tables.get("FileNames", {}).get(place.get("file_name_id", 0), "").strip('"')
         if not path or not Path(path).is_relative_to(ROOT):
             return ""
+        if "site-packages" in Path(path).parts:  # an environment within the checkout
+            return ""
         function = self._tables["FunctionNames"].get(place["function_name_id"], "").strip('"')
         function = function.rpartition("<locals>.")[2]
         return f"{Path(path).relative_to(ROOT)}:{place['line']} in {function}"

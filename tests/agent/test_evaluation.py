@@ -206,8 +206,17 @@ def test_learned_positions_do_not_extrapolate(config):
         Protocol("self", 4, extrapolate=True).check(made, pool)
 
 
-def test_baselines_take_no_context(config):
-    agent, pool = trained(config(method="bc", model=ModelConfig(chunk=50, width=16), steps=2))
+@pytest.mark.parametrize(
+    ("method", "packing"),
+    [
+        ("bc", "step"),
+        pytest.param("dt", "rsa", marks=pytest.mark.slow),
+        pytest.param("dt_long", "rsa", marks=pytest.mark.slow),
+    ],
+)
+def test_baselines_take_no_context(config, method, packing):
+    model = ModelConfig(packing=packing, chunk=50, layers=1, width=16, heads=2, memory="plain")
+    agent, pool = trained(config(method=method, model=model, data={"window": 4}, steps=2))
     found = results.flat(run(Evaluation(agent, pool, chains=2), Protocol("self", 5)))
     assert {(r.chain, r.episode) for r in found} == {(c, e) for c in (0, 1) for e in range(5)}
     with pytest.raises(ValueError, match="takes no context"):

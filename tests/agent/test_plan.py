@@ -90,11 +90,11 @@ def test_the_evaluation_cache_is_as_large_as_the_cache(planned):
             mesh,
             layers=2,
             batch=2,
-            steps=40,
-            tokens_per_step=4,
+            rows=cache.capacity(40, 4, mesh.shape["ring"]),
             heads=2,
             head_dim=8,
             dtype="float32",
+            segmented=False,
         )
     assert planned.caches["float32"] == estimate.shard_bytes((made.key, made.value))
     assert planned.caches["bfloat16"] * 2 == planned.caches["float32"]
