@@ -215,7 +215,7 @@ def test_learned_positions_do_not_extrapolate(config):
     ],
 )
 def test_baselines_take_no_context(config, method, packing):
-    model = ModelConfig(packing=packing, chunk=50, layers=1, width=16, heads=2, memory="plain")
+    model = ModelConfig(packing=packing, chunk=20, layers=1, width=16, heads=2, memory="plain")
     agent, pool = trained(config(method=method, model=model, data={"window": 4}, steps=2))
     found = results.flat(run(Evaluation(agent, pool, chains=2), Protocol("self", 5)))
     assert {(r.chain, r.episode) for r in found} == {(c, e) for c in (0, 1) for e in range(5)}
