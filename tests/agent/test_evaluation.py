@@ -164,7 +164,7 @@ def test_what_cannot_be_evaluated_is_refused(config, protocol, match):
 @pytest.mark.parametrize(
     ("packing", "positions", "protocol"),
     [
-        ("step", "learned", Protocol("self", 3)),
+        pytest.param("step", "learned", Protocol("self", 3), marks=pytest.mark.slow),
         ("rsar", "rotary", Protocol("mixed", 3)),
         pytest.param("rsard", "global", Protocol("self", 3), marks=pytest.mark.slow),
         pytest.param("step", "rotary", Protocol("dataset_sorted", 3), marks=pytest.mark.slow),
@@ -379,6 +379,7 @@ def test_one_prefix_serves_all_environments_as_its_copies_would(config):
     np.testing.assert_allclose(shared.returns, rolled.returns, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_prefix_shared_by_targets_is_computed_once(config, monkeypatch):
     agent, pool = trained(config(model=COARSE, steps=2))
     prefilled, prefill = [], policies._prefill

@@ -100,6 +100,7 @@ def test_cached_rollout_equals_the_full_forward(config, monkeypatch, mesh, conte
         policy.record(now)
 
 
+@pytest.mark.slow
 def test_a_bfloat16_cache_is_half_as_large_and_nearly_as_exact(config):
     made = agent_of(config(model=ModelConfig(packing="rsar", chunk=1, **SMALL)))
     whole = random_steps(2, 15, 5, 6, seed=0)
