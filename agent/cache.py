@@ -43,6 +43,11 @@ class Cache(NamedTuple):
         """One layer's part."""
         return ring.KV(self.key[index], self.value[index], self.order, self.segments)
 
+    def extended(self, key: jax.Array, value: jax.Array, dtype: Any) -> "Cache":
+        """With the next layer, from keys and values ``[B, C, H, D]`` as attention takes them."""
+        new = ring.KV.of(key.astype(dtype), value.astype(dtype), self.order)
+        return self._replace(key=(*self.key, new.k), value=(*self.value, new.v))
+
 
 def capacity(steps: int, tokens_per_step: int, ring_size: int) -> int:
     """Rows of a cache with room for ``steps`` steps: C = R · G · tokens_per_step."""
@@ -76,35 +81,14 @@ def empty(
     )
 
 
-def of(
-    key: jax.Array,
-    value: jax.Array,
-    order: jax.Array,
-    segments: jax.Array | None,
-    *,
-    dtype: str,
-    shared: bool,
-) -> Cache:
-    """A prefix from what the forward pass computed, on the devices where it lies.
-
-    Args:
-        key: of all layers ``[L, B, C, H, D]``.
-        value: the same.
-        order: ``[B, C]`` int32.
-        segments: ``[B, C]`` int32 or None.
-        dtype: to keep keys and values in.
-        shared: all rows of the batch are one chain, of which one is kept.
-    """
-    rows = slice(0, 1) if shared else slice(None)
-    each = [ring.KV.of(k[rows], v[rows], order) for k, v in zip(key, value, strict=True)]
-    batch = None if shared else _BATCH
+def placed(prefix: Cache) -> Cache:
+    """A prefix as it lies: rows over the ring, and the batch over shards unless it is one chain."""
+    batch = _BATCH if prefix.value[0].shape[0] > 1 else None
     keys, values = (PartitionSpec(batch, *spec[1:]) for spec in (_KEYS, _VALUES))
     put = jax.lax.with_sharding_constraint
-    return Cache(
-        key=tuple(put(kv.k.astype(dtype), keys) for kv in each),
-        value=tuple(put(kv.v.astype(dtype), values) for kv in each),
-        order=order[rows],
-        segments=None if segments is None else segments[rows],
+    return prefix._replace(
+        key=tuple(put(key, keys) for key in prefix.key),
+        value=tuple(put(value, values) for value in prefix.value),
     )
 
 

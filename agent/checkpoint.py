@@ -15,7 +15,6 @@ import importlib.metadata
 import json
 import logging
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,6 +30,7 @@ from agent.config import TrainConfig
 from agent.sharding import named_leaves, with_shardings
 from data.normalize import Normalizer
 from exorl import task
+from exorl.paths import write_whole
 
 CONFIG = "config.json"
 SCHEMA = 2
@@ -297,9 +297,8 @@ def read_config(run: Path) -> TrainConfig:
 def write_config(config: TrainConfig) -> None:
     """Keep a run's config beside its checkpoints."""
     config.run.mkdir(parents=True, exist_ok=True)
-    unfinished = config.run / f".{CONFIG}"
-    unfinished.write_text(json.dumps(config.to_json(), indent=2) + "\n")
-    os.replace(unfinished, config.run / CONFIG)
+    text = json.dumps(config.to_json(), indent=2) + "\n"
+    write_whole(config.run / CONFIG, text.encode())
 
 
 def load(run: Path, config: TrainConfig, mesh: Mesh, step: int | None = None) -> Agent:

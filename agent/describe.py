@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from agent import networks, sharding, throughput
@@ -32,12 +31,8 @@ def describe(
     options = sharding.compiler_options(mesh) or {}
     if options:
         yield "compiler    " + ", ".join(f"{name}={value}" for name, value in options.items())
-    leaves = jax.tree.leaves(state.parameters)
-    parameters = sum(leaf.size for leaf in leaves)
-    held = sum(
-        int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves((state.parameters, state.optimizer))
-    )
+    parameters = networks.parameter_count(config, mesh)
+    held = sharding.shard_bytes((state.parameters, state.optimizer))
     yield (
         f"network     {config.method}, {parameters:,} parameters, float32, computed in "
         f"{config.model.dtype}; with moments {held / 2**20:,.1f} MiB a device"

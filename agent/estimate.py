@@ -5,11 +5,8 @@ the blocks make (`agent.model`, `ring.blockwise`); the compiler's figures stand 
 plan (`agent.plan`). All else is exact.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -17,6 +14,7 @@ import ring
 from agent import cache, checkpoint, networks
 from agent.ahead import abstract_batch
 from agent.config import TRANSFORMERS, TrainConfig
+from agent.sharding import shard_bytes
 
 
 @dataclass(frozen=True)
@@ -52,20 +50,6 @@ class Bytes:
     def total(self) -> int:
         """All of it."""
         return self.arguments + self.gradients + self.kept + self.working + self.in_flight
-
-
-def shard_bytes(tree: Any) -> int:
-    """Bytes of one device's shards of a tree of arrays or shapes."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
-
-
-def parameter_count(config: TrainConfig, mesh: Mesh) -> int:
-    """Numbers that training learns."""
-    state = checkpoint.abstract_state(config, mesh)
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.parameters))
 
 
 def bytes_of(config: TrainConfig, mesh: Mesh, rows: int, steps: int) -> Bytes:

@@ -1,6 +1,7 @@
 """Evaluation: rollouts under several protocols, one cell a chain."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,11 +12,12 @@ from agent import policy as policies
 from agent import processes
 from agent.checkpoint import Agent
 from agent.config import TrainConfig
-from agent.history import History, packed
+from agent.history import Alone, History, packed
 from agent.policy import Policy
-from agent.protocol import Context, Protocol
+from agent.protocol import Context, Protocol, beats, best_return
 from agent.results import Cell, key, versions
 from agent.rollout import Rolled, rollout
+from agent.simulation import simulate
 from data.packing import steps_in
 from data.pool import Pool
 from exorl.tasks import task as task_of
@@ -117,35 +119,28 @@ class Evaluation:
             protocol.check(self.agent.config, self.pool)
         planned = [
             group
-            for task in self.pool.tasks
-            for protocol in protocols
-            for group in self._groups(task, protocol)
+            for group in self._groups(protocols)
             if not all(self._key(group, chain) in done for chain in group.chains)
         ]
         if processes.agreed(np.array(len(planned))) != len(planned):
             raise ValueError("the processes of this run have different files of finished cells")
         return planned
 
-    def _groups(self, task: str, protocol: Protocol) -> list[Group]:
-        size = 1 if protocol.envs > 1 else self.together or self.chains
+    def keys(self, protocols: Sequence[Protocol]) -> list[str]:
+        """Of the cells that belong to the protocols."""
         return [
-            Group(task, protocol, tuple(range(first, min(first + size, self.chains))))
-            for first in range(0, self.chains, size)
+            self._key(group, chain) for group in self._groups(protocols) for chain in group.chains
         ]
+
+    def _groups(self, protocols: Sequence[Protocol]) -> Iterator[Group]:
+        for task, protocol in itertools.product(self.pool.tasks, protocols):
+            size = 1 if protocol.envs > 1 else self.together or self.chains
+            for first in range(0, self.chains, size):
+                yield Group(task, protocol, tuple(range(first, min(first + size, self.chains))))
 
     def _key(self, group: Group, chain: int) -> str:
         protocol = dataclasses.asdict(group.protocol)
         return key(self.checkpoint, group.task, protocol, self.seed, chain)
-
-    def keys(self, protocols: Sequence[Protocol]) -> list[str]:
-        """Of the cells that belong to the protocols."""
-        return [
-            self._key(group, chain)
-            for task in self.pool.tasks
-            for protocol in protocols
-            for group in self._groups(task, protocol)
-            for chain in group.chains
-        ]
 
     def run(
         self,
@@ -195,7 +190,7 @@ class Evaluation:
         seeds = np.concatenate(
             [episode_seeds(self.seed, chain, protocol.envs, protocol.own) for chain in group.chains]
         )
-        history = None
+        history = Alone(targets)
         if isinstance(policy, policies.ChainPolicy) and agent.config.method == "at":
             prefix = None
             if protocol.share_prefix:
@@ -207,17 +202,14 @@ class Evaluation:
         rolled = rollout(
             agent,
             policy,
-            processes.simulation(task, group.rows),
+            simulate(task, group.rows),
             seeds,
             scale=agent.best_returns[task],
-            targets=targets,
             history=history,
             progress=progress,
         )
-        best = [max((each.episode_return for each in c), default=0.0) for c in contexts]
-        return Seen(
-            group, seeds, rolled, np.repeat(np.array(best) > np.add(goals, 1e-6), protocol.envs)
-        )
+        low = beats([best_return(context) for context in contexts], goals)
+        return Seen(group, seeds, rolled, np.repeat(low, protocol.envs))
 
     def _cells(self, seen: Seen) -> list[Cell]:
         group, rolled, config = seen.group, seen.rolled, self.agent.config

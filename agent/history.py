@@ -13,6 +13,7 @@ import numpy as np
 from agent import networks
 from agent.checkpoint import Agent
 from agent.protocol import Protocol as Evaluation
+from agent.protocol import beats, best_return
 from data.batches import Batch, stack, take
 from data.hindsight import Chain, Trajectory, ascending
 from data.packing import pack, steps_in
@@ -102,6 +103,25 @@ def packed(
     return batch._replace(observation=agent.normalizer(batch.observation))
 
 
+class Alone:
+    """Episodes of a baseline, which forgets everything between them.
+
+    Args:
+        targets: ``[B]`` return-to-go at the start of an episode, in units.
+    """
+
+    def __init__(self, targets: np.ndarray) -> None:
+        self._targets, self._held = targets, 0
+
+    def begin(self) -> Start:
+        """See `History.begin`."""
+        return Start(self._targets, np.zeros(len(self._targets), bool), False, self._held, None)
+
+    def end(self, trajectories: Sequence[Trajectory]) -> None:
+        """See `History.end`."""
+        self._held += 1
+
+
 @dataclass
 class History:
     """The trajectories of B environments' sequences.
@@ -129,13 +149,13 @@ class History:
 
     def begin(self) -> Start:
         """Make room and put things in order for the next episode."""
-        stale = np.array([_best(own) for own in self._own]) > self.targets + 1e-6
+        stale = beats([best_return(own) for own in self._own], self.targets)
         before = None
         if not self._own[0]:
             before = self._start()
         elif self._is_due(bool(stale.any())):
             if self.protocol.stale == "reprefill":
-                best = [_best(self._sequence(row)) for row in range(len(stale))]
+                best = [best_return(self._sequence(row)) for row in range(len(stale))]
                 self.targets = np.where(stale, np.maximum(self.targets, best), self.targets)
                 stale = np.zeros_like(stale)
             before = self._refill()
@@ -203,7 +223,3 @@ class History:
         if context is None:
             return Before.nothing(batch, networks.dimensions(self.agent.config).action)
         return Before.last_of(context, batch)
-
-
-def _best(trajectories: Sequence[Trajectory]) -> float:
-    return max((each.episode_return for each in trajectories), default=0.0)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from agent import checkpoint, objective, throughput
+from agent import checkpoint, networks, objective, throughput
 from agent.config import TRANSFORMERS, TrainConfig
 from data.sampling import Sampler
 
@@ -22,10 +22,7 @@ class Interval:
     ) -> None:
         self._config, self._sampler, self._peak, self._mesh = config, sampler, peak, mesh
         self._last = last
-        self._parameters = sum(
-            math.prod(leaf.shape)
-            for leaf in jax.tree.leaves(checkpoint.abstract_state(config, mesh).parameters)
-        )
+        self._parameters = networks.parameter_count(config, mesh)
         self.restart()
 
     def restart(self) -> None:

@@ -1,7 +1,6 @@
 """Metrics of a run: one JSON line a record (the source of truth) and TensorBoard events."""
 
 import json
-import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +14,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[repo
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from agent import processes
+from exorl.paths import write_whole
 
 
 class MetricsWriter:
@@ -68,6 +68,4 @@ def _drop_after(path: Path, step: int) -> None:
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n") and json.loads(line)["step"] <= step:
             kept.append(line)
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text("".join(kept))
-    os.replace(unfinished, path)
+    write_whole(path, "".join(kept).encode())

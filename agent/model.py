@@ -13,7 +13,7 @@ the backward pass (ZeRO, arXiv 1910.02054).
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -168,47 +168,40 @@ class AgenticTransformer(nnx.Module):
         self.head = nnx.Linear(width, dims.action, rngs=rngs("head"))
 
     def __call__(self, batch: Batch, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Predicted actions ``[B, S, c·A]`` in (−1, 1); a key drops out, as in training."""
-        return self.forward(batch, dropout_key)[0]
-
-    def forward(
-        self, batch: Batch, dropout_key: jax.Array | None = None
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array], Tokens]:
-        """Actions and the keys and values that later tokens may attend to.
+        """Predicted actions ``[B, S, c·A]`` in (−1, 1).
 
         Args:
             batch: arrays over steps ``[B, S, …]``.
             dropout_key: drops out parts of the residual branches; None drops nothing.
-
-        Returns:
-            Actions ``[B, S, c·A]``; keys and values ``[L, B, T, H, D]`` (computed only if used);
-            the tokens.
         """
+        tokens = self.embed_whole(batch)
+        x = self._run_blocks(tokens, dropout_key)
         slots = len(SLOTS[self.config.packing])
-        tokens = self.embed(batch, range(slots))
-        tokens = jax.lax.with_sharding_constraint(tokens, _ACTIVATIONS)
+        return self.act(x.reshape(x.shape[0], -1, slots, x.shape[-1])[:, :, self.acting_slot])
 
-        def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            return ring.attention(
-                query,
-                key,
-                value,
-                implementation=_IMPLEMENTATION[self.config.memory],
-                order=tokens.order,
-                segments=None if self.config.cross_episode else tokens.trajectory,
-                block_size=self.config.block_size,
-            )
-
-        # Saving attention's output and log-sum-exp spares the backward pass a second ring.
-        policy = jax.checkpoint_policies.save_only_these_names("attention_out", "attention_lse")
-        x, kept = self.run_blocks(tokens, attend, remat=policy, dropout_key=dropout_key)
-        acting = x.reshape(x.shape[0], -1, slots, x.shape[-1])[:, :, self.acting_slot]
-        return self.act(acting), kept, tokens
+    def attend(
+        self, tokens: Tokens, query: jax.Array, key: jax.Array, value: jax.Array
+    ) -> jax.Array:
+        """Attention ``[B, T, H, D]`` among whole sequences, as the memory mode computes it."""
+        return ring.attention(
+            query,
+            key,
+            value,
+            implementation=_IMPLEMENTATION[self.config.memory],
+            order=tokens.order,
+            segments=None if self.config.cross_episode else tokens.trajectory,
+            block_size=self.config.block_size,
+        )
 
     @property
     def acting_slot(self) -> int:
         """The slot of a step whose output predicts the action."""
         return ACTING_SLOT[self.config.packing]
+
+    def embed_whole(self, batch: Batch) -> Tokens:
+        """Tokens of all slots of every step, each step's where the step lies."""
+        tokens = self.embed(batch, range(len(SLOTS[self.config.packing])))
+        return jax.lax.with_sharding_constraint(tokens, _ACTIVATIONS)
 
     def embed(self, batch: Batch, slots: Sequence[int]) -> Tokens:
         """Tokens of the given slots of every step, in causal order.
@@ -255,37 +248,22 @@ class AgenticTransformer(nnx.Module):
             return tokens.order // len(SLOTS[self.config.packing])
         return None
 
-    def run_blocks(
-        self,
-        tokens: Tokens,
-        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-        *,
-        remat: Any,
-        dropout_key: jax.Array | None,
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """All blocks over the tokens by one scan, so that compile time does not grow with depth.
-
-        Args:
-            tokens: embedded tokens.
-            attend: attention of query, key and value ``[B, T, H, D]``.
-            remat: a checkpoint policy, for gradients.
-            dropout_key: see `forward`.
-
-        Returns:
-            Tokens ``[B, T, E]`` after the last block; keys and values ``[L, B, T, H, D]``.
-        """
+    def _run_blocks(self, tokens: Tokens, dropout_key: jax.Array | None) -> jax.Array:
+        """Tokens ``[B, T, E]`` after all blocks, by one scan: compile time is that of one."""
         structure, parameters = nnx.split(self.blocks)
         index = self._rotation(tokens)
 
         def body(x, layer):
             block = nnx.merge(structure, sharding.gathered(layer[0], dtype=self.config.dtype))
-            query, key, value = block.attention_inputs(x, index)
-            attended = attend(query, key, value)
+            attended = self.attend(tokens, *block.attention_inputs(x, index))
             drop = None if dropout_key is None else jax.random.fold_in(dropout_key, layer[1])
-            return block.finish(x, attended, tokens, drop), (key, value)
+            return block.finish(x, attended, tokens, drop), None
 
+        # Saving attention's output and log-sum-exp spares the backward pass a second ring.
+        policy = jax.checkpoint_policies.save_only_these_names("attention_out", "attention_lse")
         layers = (parameters, jnp.arange(self.config.layers))
-        return jax.lax.scan(jax.checkpoint(body, policy=remat), tokens.values, layers)
+        x, _ = jax.lax.scan(jax.checkpoint(body, policy=policy), tokens.values, layers)
+        return x
 
     def run_layers(
         self,
@@ -294,7 +272,7 @@ class AgenticTransformer(nnx.Module):
         attend: Callable[..., tuple[jax.Array, State]],
         state: State,
     ) -> tuple[jax.Array, State]:
-        """The same written out, for a state with parts for each layer that must not be copied.
+        """All blocks written out, for caches: slices of one array for all layers would be copies.
 
         Args:
             layers: parameters of each, whole (see `agent.sharding.gathered`).

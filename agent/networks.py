@@ -1,5 +1,6 @@
 """From a config to its network and its batches, for every method."""
 
+import math
 from functools import partial
 
 import jax
@@ -58,6 +59,12 @@ def abstract_parameters(config: TrainConfig, mesh: Mesh) -> tuple[nnx.GraphDef, 
     """The network's structure, and its parameters as shapes with shardings."""
     structure, shapes = nnx.split(nnx.eval_shape(lambda: network(config, jax.random.key(0))))
     return structure, sharding.with_shardings(shapes, mesh)
+
+
+def parameter_count(config: TrainConfig, mesh: Mesh) -> int:
+    """Numbers that training learns."""
+    _, parameters = abstract_parameters(config, mesh)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))
 
 
 def sampler(

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 import ring
-from agent import ahead, buffers, estimate, throughput
+from agent import ahead, buffers, estimate, networks, throughput
 from agent.ahead import Compiled, Refused
 from agent.config import TRANSFORMERS, Dtype, MeshConfig, TrainConfig
 from agent.estimate import StepTime
@@ -185,7 +185,7 @@ def plan(
     mesh = mesh_of(config, target)
     rows, steps = shape or ahead.batch_shape(config)
     counted = estimate.bytes_of(config, mesh, rows, steps)
-    parameters = estimate.parameter_count(config, mesh)
+    parameters = networks.parameter_count(config, mesh)
     work = estimate.operations(config, parameters, rows, steps)
     with tempfile.TemporaryDirectory(prefix="exoring-plan-") as folder:
         dump = Path(folder) if explain else None
@@ -241,5 +241,5 @@ def _minimum_block(config: TrainConfig, peak: float, link: float | None) -> floa
     """`ring.cost.minimum_block`, for causal attention and numbers of the run's type."""
     if config.mesh.ring == 1 or link is None:
         return None
-    bytes_a_number = jax.numpy.dtype(config.model.dtype).itemsize
-    return ring.cost.minimum_block(peak, link) * bytes_a_number / 2 * 2
+    # Twice for causal attention, and as often as a number has two bytes.
+    return ring.cost.minimum_block(peak, link) * jax.numpy.dtype(config.model.dtype).itemsize

@@ -110,8 +110,12 @@ class ChainPolicy:
             context = take(context, np.zeros(shards, int), np.arange(context.order.shape[1]))
         elif rows != self._batch:
             raise ValueError(f"a context of {rows} chains for {self._batch} environments")
+        apart = not self._agent.config.model.cross_episode
+        laid_out = place(context, self._agent.mesh, "contiguous" if apart else "zigzag")
         with jax.set_mesh(self._agent.mesh):
-            self._prefix = (_prefill(self._agent, context, dtype=self._dtype, shared=shared),)
+            prefill = _prefiller(self._agent.mesh)
+            structure = self._agent.structure
+            self._prefix = (prefill(structure, self._dtype, shared, self._weights, laid_out),)
 
     def forget(self, before: int) -> None:
         """Leave out all steps before this one, counted from the beginning of the context.
@@ -185,11 +189,10 @@ def _decode(
     segments = None if model.config.cross_episode else tokens.trajectory[0]
 
     def attend(query, key, value, new, layer):
-        fresh = ring.KV.of(key.astype(own.key[0].dtype), value.astype(own.key[0].dtype), order)
-        fresh = fresh._replace(segments=segments)
-        cached = [each.layer(layer) for each in (*prefix, own)]
+        new = new.extended(key, value, own.key[0].dtype)
+        cached, fresh = [each.layer(layer) for each in (*prefix, own)], new.layer(layer)
         out = ring.decode_attention(query, order, cached, new=fresh, q_segments=segments)
-        return out, new._replace(key=(*new.key, fresh.k), value=(*new.value, fresh.v))
+        return out, new
 
     x, new = model.run_layers(weights.layers, tokens, attend, Cache((), (), order, segments))
     acting = model.acting_slot if model.acting_slot in slots else slots[-1]
@@ -207,26 +210,32 @@ def _weights(parameters: nnx.State, layers: int, dtype: str) -> Weights:
     )
 
 
-def _prefill(agent: Agent, context: Batch, *, dtype: str, shared: bool) -> Cache:
-    """Keys and values of a context, left on the mesh where the training path computes them."""
-    apart = not agent.config.model.cross_episode
-    laid_out = place(context, agent.mesh, "contiguous" if apart else "zigzag")
-    return _prefiller(agent.mesh)(agent.structure, dtype, shared, agent.parameters, laid_out)
-
-
 @cache
 def _prefiller(mesh: Mesh) -> Any:
+    """`_prefill` compiled for a mesh."""
     options = sharding.compiler_options(mesh)
-    return jax.jit(_forward_kept, static_argnums=(0, 1, 2), compiler_options=options)
+    return jax.jit(_prefill, static_argnums=(0, 1, 2), compiler_options=options)
 
 
-def _forward_kept(
-    structure: nnx.GraphDef, dtype: str, shared: bool, parameters: nnx.State, context: Batch
+def _prefill(
+    structure: nnx.GraphDef, dtype: str, shared: bool, weights: Weights, context: Batch
 ) -> Cache:
-    model: Any = networks.assemble(structure, parameters)
-    _, (key, value), tokens = model.forward(context)
-    segments = None if model.config.cross_episode else tokens.trajectory
-    return caches.of(key, value, tokens.order, segments, dtype=dtype, shared=shared)
+    """Keys and values of a context on the devices that compute them, by the training's attention.
+
+    Where it is ``shared``, all rows of the batch are one chain, of which one is kept.
+    """
+    model: Any = nnx.merge(structure, weights.outer)
+    tokens = model.embed_whole(context)
+    rows = slice(0, 1) if shared else slice(None)
+
+    def attend(query, key, value, kept, layer):
+        kept = kept.extended(key[rows], value[rows], dtype)
+        return model.attend(tokens, query, key, value), kept
+
+    segments = None if model.config.cross_episode else tokens.trajectory[rows]
+    kept = Cache((), (), tokens.order[rows], segments)
+    _, kept = model.run_layers(weights.layers, tokens, attend, kept)
+    return caches.placed(kept)
 
 
 class WindowPolicy:

@@ -2,15 +2,12 @@
 
 import os
 import signal
-from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-
-from exorl import Simulation, Step, task
 
 _COUNTS = ("JAX_NUM_PROCESSES", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 _LOST = ("Connection closed by peer", "Connection reset by peer", "heartbeat", "unavailable")
@@ -52,13 +49,6 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def simulation(task_name: str, size: int) -> "Simulation | SharedSimulation":
-    """Episodes that all processes of a run see alike."""
-    if jax.process_count() == 1:
-        return Simulation(task_name, size)
-    return SharedSimulation(task_name, size)
-
-
 def agreed(values: np.ndarray) -> np.ndarray:
     """What the first process says, in all of them."""
     if jax.process_count() == 1:
@@ -75,33 +65,6 @@ def lost(error: Exception) -> LostProcess | None:
         f"the run is gone: see its output for the reason. Start all of them again to resume from "
         f"the newest checkpoint ({str(error).splitlines()[0][:200]})"
     )
-
-
-class SharedSimulation:
-    """Episodes that the first process steps and every process sees, to the bit.
-
-    Other processes' simulators might round differently, and their policies would part.
-    """
-
-    def __init__(self, task_name: str, size: int) -> None:
-        self.task = task(task_name)
-        self._own = Simulation(task_name, size) if is_first() else None
-        self._shapes = ((size, self.task.observation_dim), (size,), (size, self.task.physics_dim))
-
-    def reset(self, seeds: Sequence[int]) -> Step:
-        """See `exorl.Simulation.reset`."""
-        return self._share(self._own and self._own.reset(seeds))
-
-    def step(self, action: np.ndarray) -> Step:
-        """See `exorl.Simulation.step`; states are told in float32."""
-        return self._share(self._own and self._own.step(action))
-
-    def _share(self, seen: Step | None) -> Step:
-        mine = seen or Step(*(np.zeros(shape, np.float32) for shape in self._shapes))
-        told = multihost_utils.broadcast_one_to_all(
-            Step(mine.observation, mine.reward, mine.physics.astype(np.float32))
-        )
-        return Step(*(np.asarray(each) for each in told))
 
 
 class StopRequest:

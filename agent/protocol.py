@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from agent.config import TrainConfig
 from data.hindsight import Trajectory, ascending
@@ -44,7 +45,6 @@ FULL = ("dataset_sorted", "dataset_shuffled", "dataset_topk", "dataset_bottomk",
 
 Source = Literal["held_out", "training"]
 Goal = Literal["attainable", "dataset", "context", "task"]
-_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,8 @@ class Protocol:
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(chain,)))
         if self.context in ("dataset_topk", "dataset_bottomk"):
             ranked = there[ascending(returns[there])]
-            episodes = (
-                ranked[-self.drawn :] if self.context == "dataset_topk" else ranked[: self.drawn]
-            )
+            first = len(ranked) - self.drawn if self.context == "dataset_topk" else 0
+            episodes = ranked[first : first + self.drawn]
         else:
             episodes = rng.choice(there, self.drawn, replace=False)
             episodes = episodes[ascending(returns[episodes])]
@@ -194,7 +193,7 @@ class Protocol:
         Raises:
             ValueError: it is below the best of the context, and that was not allowed.
         """
-        best = max((each.episode_return for each in context), default=0.0)
+        best = best_return(context)
         found = {
             "attainable": max(1.0, best),
             "dataset": float(pool.returns[task].max()) / scale,
@@ -203,10 +202,20 @@ class Protocol:
         }
         goal = found[self.target] if isinstance(self.target, str) else self.target / scale
         goal *= self.multiplier
-        if goal < best - _TOLERANCE and not self.allow_low_target:
+        if beats(best, goal) and not self.allow_low_target:
             raise ValueError(
                 f"a target of {goal * scale:.1f} is below the best of the context, "
                 f"{best * scale:.1f}, which no training chain's is; use --allow-low-target, which "
                 f"labels the result, or a larger --multiplier"
             )
         return goal
+
+
+def best_return(trajectories: Sequence[Trajectory]) -> float:
+    """The best return of some trajectories, 0 of none."""
+    return max((each.episode_return for each in trajectories), default=0.0)
+
+
+def beats(earned: ArrayLike, target: ArrayLike) -> np.ndarray:
+    """Whether returns in units exceed targets by more than rounding does."""
+    return np.asarray(earned) > np.asarray(target) + 1e-6

@@ -1,6 +1,6 @@
 """Plots of evaluated runs; matplotlib is imported only here."""
 
-import os
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ import numpy as np
 from agent.results import Result, grid, select, values_of
 from agent.statistics import SUMMARIES, Estimate, best_of, bootstrap, profile
 from agent.tables import CONTEXTS, NAMES, hidden_scores
+from exorl.paths import write_whole
 
 ENDS = ("low", "high")
 """Of an interval, see `agent.statistics.Estimate`."""
@@ -310,6 +311,6 @@ def _save(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) ->
         ) from error
     canvas = Figure(figsize=size, layout="constrained")
     draw(canvas)
-    unfinished = path.with_name(f".{path.name}")
-    canvas.savefig(unfinished, dpi=150, format="png")
-    os.replace(unfinished, path)
+    drawn = io.BytesIO()
+    canvas.savefig(drawn, dpi=150, format="png")
+    write_whole(path, drawn.getvalue())

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import importlib.metadata
+import io
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from exorl.paths import write_whole
 from exorl.tasks import normalized
 
 
@@ -127,10 +129,13 @@ def key(checkpoint: str, task: str, protocol: dict[str, Any], seed: int, chain: 
 def append(path: Path, cells: Iterable[Cell]) -> None:
     """Add cells to a file, all by one write."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
     lines = "".join(json.dumps(dataclasses.asdict(cell)) + "\n" for cell in cells)
-    with path.open("a") as file:
-        file.write("\n" * torn + lines)
+    with path.open("a+b") as file:
+        torn = False
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            torn = file.read(1) != b"\n"
+        file.write(b"\n" * torn + lines.encode())
 
 
 def read(path: Path) -> list[Cell]:
@@ -159,12 +164,11 @@ def flat(cells: Iterable[Cell]) -> list[Result]:
 def write_csv(path: Path, results: Iterable[Result]) -> None:
     """One row an episode; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    with unfinished.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(Result._fields)
-        writer.writerows(results)
-    os.replace(unfinished, path)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(Result._fields)
+    writer.writerows(results)
+    write_whole(path, text.getvalue().encode())
 
 
 def read_csv(path: Path) -> list[Result]:

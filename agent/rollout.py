@@ -7,13 +7,12 @@ import numpy as np
 
 from agent import networks
 from agent.checkpoint import Agent
-from agent.history import Before, History, Start
+from agent.history import Alone, Before, History, Start
 from agent.policy import Policy
-from agent.processes import SharedSimulation
+from agent.simulation import Episodes
 from data.batches import Batch
 from data.hindsight import Trajectory
 from data.packing import steps_in, token_reward
-from exorl.simulation import Simulation
 
 
 class Rolled(NamedTuple):
@@ -37,12 +36,11 @@ class Rolled(NamedTuple):
 def rollout(
     agent: Agent,
     policy: Policy,
-    simulation: Simulation | SharedSimulation,
+    simulation: Episodes,
     seeds: np.ndarray,
     *,
     scale: float,
-    targets: np.ndarray,
-    history: History | None = None,
+    history: History | Alone,
     progress: Callable[[int], object] = lambda steps: None,
 ) -> Rolled:
     """Run consecutive episodes that share one context.
@@ -57,21 +55,17 @@ def rollout(
         simulation: B episodes of the task whose rewards are earned.
         seeds: ``[B, episodes]`` int, the initial state of every episode.
         scale: raw return that the policy knows as 1.
-        targets: ``[B]`` return-to-go at the start of an episode, in units.
-        history: of the sequence; None for policies that have none.
+        history: of the sequence: tells how each episode begins.
         progress: told the environment steps of each episode as they are done.
     """
     before = Before.nothing(len(seeds), networks.dimensions(agent.config).action)
     starts, episodes = [], []
-    for episode, drawn in enumerate(seeds.T):
-        start = Start(targets, np.zeros(len(seeds), bool), False, episode, None)
-        if history is not None:
-            start = history.begin()
+    for drawn in seeds.T:
+        start = history.begin()
         if start.before is not None:
             before = start.before
         done, before = _play(agent, policy, simulation, drawn, scale, start, before, progress)
-        if history is not None:
-            history.end(done)
+        history.end(done)
         starts.append(start)
         episodes.append(done)
     return Rolled(
@@ -86,7 +80,7 @@ def rollout(
 def _play(
     agent: Agent,
     policy: Policy,
-    simulation: Simulation | SharedSimulation,
+    simulation: Episodes,
     seeds: np.ndarray,
     scale: float,
     start: Start,

@@ -119,6 +119,14 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [("/".join(_names(path)).removesuffix("/value"), leaf) for path, leaf in leaves]
 
 
+def shard_bytes(tree: Any) -> int:
+    """Bytes of one device's shards of a tree of arrays or shapes."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
 def shardings(tree: Any, mesh: Mesh) -> Any:
     """How a tree of parameters or optimizer state is stored, leaf by leaf."""
     return jax.tree_util.tree_map_with_path(

@@ -15,9 +15,11 @@ from scipy import stats
 SEEDS_FOR_A_CLAIM = 5
 """With fewer training seeds an interval says nothing about other seeds."""
 
-Statistic = Callable[[np.ndarray], float]
+Statistic = Callable[[np.ndarray, int], np.ndarray]
+"""(values, axis) → what is to be known of the values along the axis."""
+
 Scores = Sequence[Sequence[np.ndarray]]
-"""By task, then by training seed: ``[chains]``."""
+"""By task, then by training seed: ``[chains]``, equally many of every seed of a task."""
 
 
 class Estimate(NamedTuple):
@@ -64,12 +66,12 @@ def best_of(returns: np.ndarray, n: int) -> float:
     return float(ordered @ weights)
 
 
-def iqm(values: np.ndarray) -> float:
-    """Interquartile mean: of the middle half of all values, whatever their shape.
+def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Interquartile mean: of the middle half of the values along an axis.
 
     A quarter of the values is cut off at each end, rounded down to whole values.
     """
-    return float(stats.trim_mean(np.ravel(values), 0.25))
+    return stats.trim_mean(values, 0.25, axis=axis)
 
 
 def bootstrap(values: np.ndarray, *, seed: int = 0, resamples: int = 2_000) -> Estimate:
@@ -113,17 +115,16 @@ def stratified(
             raise ValueError(f"an interval needs finite values and at least one, got {values}")
     rng = np.random.default_rng(seed)
 
-    def resampled(task: list[np.ndarray]) -> list[np.ndarray]:
-        seeds = range(len(task))
+    def resampled(task: list[np.ndarray]) -> np.ndarray:
+        chains = np.stack(task)
+        which = np.broadcast_to(np.arange(len(task)), (resamples, len(task)))
         if len(task) >= SEEDS_FOR_A_CLAIM:
-            seeds = rng.integers(len(task), size=len(task))
-        return [rng.choice(task[i], len(task[i])) for i in seeds]
+            which = rng.integers(len(task), size=which.shape)
+        drawn = rng.integers(chains.shape[1], size=(*which.shape, chains.shape[1]))
+        return chains[which[..., None], drawn].reshape(resamples, -1)
 
-    found = [
-        statistic(np.concatenate([values for task in tasks for values in resampled(task)]))
-        for _ in range(resamples)
-    ]
-    whole = statistic(np.concatenate([values for task in tasks for values in task]))
+    whole = statistic(np.concatenate([np.ravel(task) for task in tasks]), -1)
+    found = statistic(np.concatenate([resampled(task) for task in tasks], axis=1), -1)
     low, high = np.quantile(found, [0.025, 0.975])
     return Estimate(float(whole), float(low), float(high))
 

@@ -1,11 +1,13 @@
 """Episodes as moving pictures: actions played again from the same initial state, and drawn."""
 
+import io
 import os
 from pathlib import Path
 
 import numpy as np
 
 from exorl import suite
+from exorl.paths import write_whole
 
 EVERY = 8
 """One frame is drawn of as many steps."""
@@ -60,13 +62,13 @@ def save_gif(path: Path, pictures: np.ndarray, seconds: float) -> None:
     except ModuleNotFoundError as error:
         raise RenderError('videos need Pillow: pip install "exoring[plots]"') from error
     images = [Image.fromarray(picture) for picture in pictures]
-    unfinished = path.with_name(f".{path.name}")
+    written = io.BytesIO()
     images[0].save(
-        unfinished,
+        written,
         format="GIF",
         save_all=True,
         append_images=images[1:],
         duration=max(20, round(1000 * seconds / len(images))),
         loop=0,
     )
-    os.replace(unfinished, path)
+    write_whole(path, written.getvalue())

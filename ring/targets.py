@@ -95,6 +95,11 @@ class Target(NamedTuple):
         return (_TPUS if self.platform == "tpu" else _GPUS)[self.kind].memory
 
     @property
+    def compiler(self) -> str:
+        """The package that the compiler comes with."""
+        return {"tpu": "libtpu", "cuda": "jax-cuda12-plugin", "cpu": "jaxlib"}[self.platform]
+
+    @property
     def rates(self) -> Rates | None:
         """Vendors' figures of one device; none of a CPU."""
         return RATES.get(self.kind)

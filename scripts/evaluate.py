@@ -10,7 +10,6 @@ Finished chains are not rolled out again: an interrupted evaluation goes on wher
 """
 
 import dataclasses
-import itertools
 import os
 import subprocess
 import sys
@@ -101,7 +100,7 @@ class Evaluate:
         return [
             Protocol(
                 context=context,
-                n=1 if context == "empty" else n,
+                n=n,
                 episodes=self.episodes,
                 target=self.target,
                 multiplier=multiplier,
@@ -125,6 +124,7 @@ def main(args: Evaluate) -> None:
     from agent import evaluation, processes, results, tables
 
     processes.join()
+    baselines = _baselines(args)
     agent, pool, identity = _load(args)
     out = args.out or args.checkpoint / "evaluation"
     chains = args.chains or (1 if args.envs > 1 else 20)
@@ -143,7 +143,6 @@ def main(args: Evaluate) -> None:
     print(tables.evaluation_table(rows))
     if len(pool.tasks) > 1:
         print(f"\nOver all tasks:\n\n{tables.aggregate_table(rows)}")
-    baselines = _baselines(args)
     if baselines:
         print(f"\nChains beside those of baselines:\n\n{tables.improvement_table(rows, baselines)}")
     if args.plots:
@@ -154,6 +153,8 @@ def main(args: Evaluate) -> None:
 
 
 def _load(args: Evaluate) -> "tuple[Agent, Pool, str]":
+    import jax
+
     from agent import checkpoint
     from agent.config import MeshConfig
     from agent.sharding import make_mesh
@@ -164,7 +165,10 @@ def _load(args: Evaluate) -> "tuple[Agent, Pool, str]":
     if args.memory and args.ring:
         raise ValueError("--memory is for one device and --ring for several; give one of them")
     if args.memory or args.ring:
-        mesh = MeshConfig(ring=args.ring or 1, simulated=bool(args.ring) and not _accelerated())
+        # Simulating devices is for CPUs, and leaves a mesh of accelerators as it is; each of
+        # several processes has devices of its own.
+        simulated = bool(args.ring) and not jax.distributed.is_initialized()
+        mesh = MeshConfig(ring=args.ring or 1, simulated=simulated)
         model = dataclasses.replace(config.model, memory=args.memory or "ring")
         config = dataclasses.replace(config, model=model, mesh=mesh)
     step = checkpoint.numbered(args.checkpoint, args.step)
@@ -181,9 +185,9 @@ def _run(
 
     from agent import processes, results
 
-    kept = out / "cells.jsonl"
-    planned = rollouts.plan(protocols, results.read(kept))
-    first = processes.is_first()
+    kept, first = out / "cells.jsonl", processes.is_first()
+    found = {cell.key: cell for cell in results.read(kept)}
+    planned = rollouts.plan(protocols, list(found.values()))
 
     def watch(seen: "Seen") -> None:
         if args.video and first and 0 in seen.group.chains:
@@ -195,10 +199,10 @@ def _run(
         disable=not (first and sys.stderr.isatty()),
     ) as bar:
         for cells in rollouts.run(planned, progress=bar.update, watch=watch):
+            found |= {cell.key: cell for cell in cells}
             if first:
                 results.append(kept, cells)
-    found = {cell.key: cell for cell in results.read(kept)} if first else {}
-    return [found[key] for key in rollouts.keys(protocols)] if first else []
+    return [found[key] for key in rollouts.keys(protocols)]
 
 
 def _keep(seen: "Seen", folder: Path) -> None:
@@ -229,10 +233,21 @@ def _draw(episodes: Sequence[Path]) -> None:
 
 
 def _baselines(args: Evaluate) -> "list[Result]":
-    from agent import results
+    """Episodes of the runs to compare with, each evaluated in one way."""
+    from agent import results, tables
 
-    files = [run / "evaluation" / "results.csv" for run in args.against]
-    return list(itertools.chain.from_iterable(map(results.read_csv, files)))
+    found: list[Result] = []
+    for run in args.against:
+        file = run / "evaluation" / "results.csv"
+        rows = results.read_csv(file)
+        ways = sorted({at[1:] for at in tables.protocols_of(rows)})
+        if len(ways) != 1:
+            raise ValueError(
+                f"{file} holds {len(ways)} contexts, n and multipliers ({ways}), and chains can be "
+                f"compared with one only; evaluate {run} with one of them, or give a baseline's run"
+            )
+        found += rows
+    return found
 
 
 def _plot(
@@ -253,12 +268,6 @@ def _plot(
         report.plot_profiles(out / "profiles.png", usual, baselines)
     if len(args.multiplier) > 1:
         report.plot_targets(out / "targets.png", rows, references)
-
-
-def _accelerated() -> bool:
-    import jax
-
-    return jax.default_backend() != "cpu"
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from agent.presets import PRESETS
 from ring import targets
 from scripts import command
 
-COMPILERS = {"tpu": "libtpu", "cuda": "jax-cuda12-plugin", "cpu": "jaxlib"}
 OOM = 1
 
 
@@ -124,8 +123,7 @@ def _prepare(target: targets.Target) -> None:
 
 def opening(config: TrainConfig, target: targets.Target, chosen: bool) -> Iterator[str]:
     """What is compiled, said before it takes its time."""
-    compiler = COMPILERS[target.platform]
-    yield f"target      {target}: {command.versions('jax', compiler)}"
+    yield f"target      {target}: {command.versions('jax', target.compiler)}"
     mesh = config.mesh
     axes = f"data {mesh.data} × fsdp {mesh.fsdp} × ring {mesh.ring} × tensor {mesh.tensor}"
     yield f"mesh        {axes}{', chosen to fill the target' if chosen else ''}"

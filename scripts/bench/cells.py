@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import datetime
 import io
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,9 @@ import jax
 from agent import estimate
 from agent.config import TrainConfig
 from agent.plan import available, mesh_of, plan
+from exorl.paths import write_whole
 from ring import targets
 from scripts.command import versions
-
-_COMPILERS = {"tpu": "libtpu", "cuda": "jax-cuda12-plugin", "cpu": "jaxlib"}
 
 
 class Key(NamedTuple):
@@ -96,9 +94,7 @@ class Cells:
             rest = {name: getattr(each, name) for name in names if name not in Key._fields}
             writer.writerow({**each.key._asdict(), **rest})
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self._path.with_name(f".{self._path.name}")
-        unfinished.write_text(text.getvalue())
-        os.replace(unfinished, self._path)
+        write_whole(self._path, text.getvalue().encode())
 
 
 def _cell(row: dict[str, str]) -> Cell:
@@ -193,7 +189,7 @@ class Bench:
             counted=made.counted.total,
             measured=None,
             seconds=round(time.process_time() - start, 1),
-            compiler=versions("jax", _COMPILERS[target.platform]),
+            compiler=versions("jax", target.compiler),
             date=datetime.date.today().isoformat(),
         )
         jax.clear_caches()

@@ -29,11 +29,8 @@ from agent.config import MeshConfig, ModelConfig, TrainConfig
 from agent.presets import PRESETS
 from scripts.bench import context_report
 from scripts.bench.cells import Bench, Cells, OutOfTime, Series
+from scripts.bench.context_report import TOKENS, TRAJECTORIES
 
-TOKENS = 4_000
-"""Of a trajectory: 1,000 steps of four tokens."""
-
-TRAJECTORIES = (4, 8, 16, 32, 64, 128)
 MEMORY = ("plain", "memory_efficient", "bpt", "ring")
 RINGS = (1, 2, 4, 8)
 SMALL = "3x128x1 float32"

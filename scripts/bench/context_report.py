@@ -4,7 +4,6 @@ Cells that were not compiled follow from others of their series where these tell
 than a sequence that fits fits, and what is longer than one that does not does not.
 """
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,10 +11,13 @@ from typing import Any
 
 from agent.report import figure
 from agent.tables import table
+from exorl.paths import write_whole
 from ring import cost
 from scripts.bench.cells import Cell
 
 TOKENS = 4_000
+"""Of a trajectory: 1,000 steps of four tokens."""
+
 TRAJECTORIES = (4, 8, 16, 32, 64, 128)
 NOT_COMPILED = "–"
 _FIT, _OUT, _OPEN = "#4c9f70", "#c8553d", "#dddddd"
@@ -45,25 +47,19 @@ def write(cells: Sequence[Cell], out: Path) -> None:
         "compilers": compilers(cells),
     }
     whole = "\n\n".join(f"## {name}\n\n{text}" for name, text in made.items() if text)
-    _replace(out / "tables.md", f"{whole}\n")
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / "tables.md", f"{whole}\n".encode())
     page = out.with_suffix(".md")
     if page.exists():
         text = page.read_text()
         for name, body in made.items():
             marks = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
             text = re.sub(marks, rf"\g<1>{body}\n\g<2>", text, flags=re.DOTALL)
-        _replace(page, text)
+        write_whole(page, text.encode())
     for model in _models(cells):
         plot_memory(out, cells, model)
     if any(cell.key.table == "longest" for cell in cells):
         plot_longest(out / "longest.png", cells)
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
 
 
 def select(cells: Iterable[Cell], **wanted: Any) -> list[Cell]:

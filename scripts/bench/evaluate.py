@@ -16,7 +16,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ import numpy as np
 from flax import nnx
 
 import ring
-from data.packing import Packing
+from data.packing import SLOTS, Packing
 from ring import cost
 from scripts.bench import decoding
 from scripts.bench.turns import medians
@@ -56,39 +56,49 @@ def main(options: Sequence[str]) -> None:
             f"{arguments.ring_size}; ms an environment step\n"
         )
         print(
-            "| tokens | recomputed | one device | ring | ÷ recomputed | one read | ring ÷ read | "
-            f"{ENVIRONMENTS} environments | ÷ one | attention at rest | rotating |\n"
+            "| tokens | recomputed | one device | ring | recomputed ÷ ring | one read | "
+            f"ring ÷ read | {ENVIRONMENTS} environments | ÷ one | attention at rest | rotating |\n"
             + "|---" * 11
             + "|"
         )
+        known = None
         for tokens in arguments.tokens:
-            print(row(arguments, packing, tokens), flush=True)
+            line, known = row(arguments, packing, tokens, known)
+            print(line, flush=True)
     print(f"\n{demo_rollouts()}")
 
 
 def agent_of(arguments: argparse.Namespace, packing: Packing, ring_size: int, steps: int) -> Any:
     """An agent with random parameters, for walker."""
+    from agent.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
+
+    trajectories = 1 + -(-steps // 1000)
+    unused = Path("unused")
+    return untrained(
+        TrainConfig(
+            run=unused,
+            data=DataConfig(store=unused, tasks=("walker_run",), trajectories=trajectories),
+            model=ModelConfig(
+                packing=packing,
+                layers=arguments.layers,
+                width=arguments.width,
+                heads=arguments.heads,
+            ),
+            mesh=MeshConfig(ring=ring_size),
+        )
+    )
+
+
+def untrained(config: Any) -> Any:
+    """An agent with random parameters."""
     from agent import networks
     from agent.checkpoint import Agent
-    from agent.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
     from agent.sharding import make_mesh
     from data.normalize import Normalizer
 
-    config = TrainConfig(
-        run=Path("unused"),
-        data=DataConfig(
-            store=Path("unused"), tasks=("walker_run",), trajectories=1 + -(-steps // 1000)
-        ),
-        model=ModelConfig(
-            packing=packing,
-            layers=arguments.layers,
-            width=arguments.width,
-            heads=arguments.heads,
-        ),
-        mesh=MeshConfig(ring=ring_size),
-    )
     structure, parameters = nnx.split(networks.network(config, jax.random.key(0)))
-    normalizer = Normalizer(np.zeros(24, np.float32), np.ones(24, np.float32))
+    size = networks.dimensions(config).observation
+    normalizer = Normalizer(np.zeros(size, np.float32), np.ones(size, np.float32))
     return Agent(config, structure, parameters, normalizer, {}, make_mesh(config.mesh), 0)
 
 
@@ -115,24 +125,17 @@ def policy_of(agent: Any, batch: int, tokens: int) -> Any:
     return policy
 
 
-def step_of(batch: int) -> Any:
-    """A walker step of the sequence whose action is not known yet."""
-    from data.batches import Batch
+def zeros_of(agent: Any, rows: int, steps: int) -> Any:
+    """A batch of zeros: times do not depend on it."""
+    from agent.ahead import abstract_batch
 
-    sizes = {"observation": 24, "action": 6, "previous_action": 6}
-    index = ("timestep", "trajectory", "order", "chain")
-    values = {
-        name: np.zeros((batch, 1), np.int32 if name in index else np.float32)
-        if name in (*index, "loss_mask")
-        else np.zeros((batch, 1, sizes.get(name, 1)), np.float32)
-        for name in Batch._fields
-    }
-    return Batch(**values)
+    shapes = abstract_batch(agent.config, agent.mesh, rows, steps)
+    return jax.tree.map(lambda each: np.zeros(each.shape, each.dtype), shapes)
 
 
-def acting(policy: Any, batch: int) -> Callable[[], object]:
-    """One step of the policy: acting, and taking note of what came of it."""
-    step = step_of(batch)
+def acting(agent: Any, tokens: int, batch: int = 1) -> Callable[[], object]:
+    """One step after a context: acting, and taking note of what came of it."""
+    policy, step = policy_of(agent, batch, tokens), zeros_of(agent, batch, 1)
 
     def act() -> None:
         policy.act(step)
@@ -141,36 +144,49 @@ def acting(policy: Any, batch: int) -> Callable[[], object]:
     return act
 
 
-def row(arguments: argparse.Namespace, packing: Packing, tokens: int) -> str:
+class Recomputed(NamedTuple):
+    """What the full forward pass took at the longest context it was measured at."""
+
+    tokens: int
+    milliseconds: float
+
+
+def row(
+    arguments: argparse.Namespace, packing: Packing, tokens: int, known: Recomputed | None
+) -> tuple[str, Recomputed]:
     """What a step costs after a context of so many tokens."""
-    slots = 1 if packing == "step" else 4
+    slots = len(SLOTS[packing])
     sharded = agent_of(arguments, packing, arguments.ring_size, tokens // slots)
     whole = agent_of(arguments, packing, 1, tokens // slots)
-    policy = policy_of(sharded, 1, tokens)
+    cache = policy_of(sharded, 1, tokens)._prefix[0]
     calls = {
-        "ring": acting(policy, 1),
-        "one": acting(policy_of(whole, 1, tokens), 1),
-        "many": acting(policy_of(sharded, ENVIRONMENTS, tokens), ENVIRONMENTS),
-        "read": reading(sharded.mesh, policy._prefix[0]),
-        "rest": attending(sharded, policy._prefix[0], slots, ring.decode_attention),
-        "rotating": attending(sharded, policy._prefix[0], slots, None),
+        "ring": acting(sharded, tokens),
+        "one": acting(whole, tokens),
+        "many": acting(sharded, tokens, ENVIRONMENTS),
+        "read": reading(sharded.mesh, cache),
+        "rest": attending(
+            sharded, cache, lambda q, at, kv: ring.decode_attention(q, at, [kv], mesh=sharded.mesh)
+        ),
+        "rotating": attending(
+            sharded, cache, lambda q, at, kv: decoding.rotating(q, at, kv, sharded.mesh)
+        ),
     }
-    if tokens <= arguments.recompute:
+    if known is None or tokens <= arguments.recompute:
         calls["recomputed"] = recomputing(sharded, tokens)
     found = {name: 1e3 * each.wall for name, each in medians(calls, arguments.repeats).items()}
     mark = ""
-    if "recomputed" in found:
-        arguments.measured = (tokens, found["recomputed"])
+    if known is None or "recomputed" in found:
+        known = Recomputed(tokens, found["recomputed"])
     else:
         of = functools.partial(cost.sequence_flops, arguments.layers, arguments.width)
-        known, taken = arguments.measured
-        found["recomputed"], mark = taken * of(tokens) / of(known), "~"
+        found["recomputed"] = known.milliseconds * of(tokens) / of(known.tokens)
+        mark = "~"
     cells = [
         f"{tokens:,}",
         f"{mark}{found['recomputed']:,.0f}",
         f"{found['one']:.1f}",
         f"{found['ring']:.1f}",
-        f"{mark}1/{found['recomputed'] / found['ring']:,.0f}",
+        f"{mark}{found['recomputed'] / found['ring']:,.0f}",
         f"{found['read']:.1f}",
         f"{found['ring'] / found['read']:.2f}",
         f"{found['many']:.1f}",
@@ -178,7 +194,7 @@ def row(arguments: argparse.Namespace, packing: Packing, tokens: int) -> str:
         f"{found['rest']:.1f}",
         f"{found['rotating']:.1f}",
     ]
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(cells)} |", known
 
 
 def reading(mesh: Any, cache: Any) -> Callable[[], object]:
@@ -192,19 +208,19 @@ def reading(mesh: Any, cache: Any) -> Callable[[], object]:
     return lambda: jax.block_until_ready(compiled(cache))
 
 
-def attending(agent: Any, cache: Any, slots: int, attend: Any) -> Callable[[], object]:
-    """The attention of all layers alone, by `ring.decode_attention` or with a rotating cache."""
+def attending(
+    agent: Any, cache: Any, attend: Callable[[jax.Array, jax.Array, ring.KV], jax.Array]
+) -> Callable[[], object]:
+    """The attention of all layers alone."""
     from agent.sharding import compiler_options
 
-    model, length = agent.config.model, min(slots, 2)
+    model = agent.config.model
+    length = min(agent.config.tokens_per_step, 2)  # acting takes no more
     q = jnp.ones((1, length, model.heads, model.width // model.heads))
     order = jnp.full((length,), cache.order.shape[-1], jnp.int32)
 
     def all_layers(cache: Any) -> Any:
-        parts = [cache.layer(layer) for layer in range(model.layers)]
-        if attend is None:
-            return [decoding.rotating(q, order, part, agent.mesh) for part in parts]
-        return [attend(q, order, [part], mesh=agent.mesh) for part in parts]
+        return [attend(q, order, cache.layer(layer)) for layer in range(model.layers)]
 
     compiled = jax.jit(all_layers, compiler_options=compiler_options(agent.mesh))
     return lambda: jax.block_until_ready(compiled(cache))
@@ -217,8 +233,7 @@ def recomputing(agent: Any, tokens: int) -> Callable[[], object]:
 
     steps = tokens // agent.config.tokens_per_step
     index = np.arange(steps, dtype=np.int32)[None]
-    each = step_of(1)
-    batch = type(each)(*(np.repeat(array, steps, axis=1) for array in each))
+    batch = zeros_of(agent, 1, steps)
     batch = batch._replace(timestep=index % 1000, trajectory=index // 1000, order=index)
     with jax.set_mesh(agent.mesh):
         placed = place(batch, agent.mesh)
@@ -233,8 +248,6 @@ def recomputing(agent: Any, tokens: int) -> Callable[[], object]:
 
 def demo_rollouts() -> str:
     """Environment steps a second of the demo's network in cartpole, four episodes a context."""
-    from agent import networks
-    from agent.checkpoint import Agent
     from agent.config import MeshConfig
     from agent.evaluation import episode_seeds
     from agent.history import History
@@ -242,18 +255,12 @@ def demo_rollouts() -> str:
     from agent.presets import PRESETS
     from agent.protocol import Protocol
     from agent.rollout import rollout
-    from agent.sharding import make_mesh
-    from data.normalize import Normalizer
     from exorl import Simulation
 
     task = "cartpole_swingup"
     config = PRESETS["demo"].config(run=Path("unused"), store=Path("unused"), tasks=(task,))
     config = dataclasses.replace(config, mesh=MeshConfig())
-    structure, parameters = nnx.split(networks.network(config, jax.random.key(0)))
-    normalizer = Normalizer(np.zeros(5, np.float32), np.ones(5, np.float32))
-    agent = Agent(
-        config, structure, parameters, normalizer, {task: 1000.0}, make_mesh(config.mesh), 0
-    )
+    agent = untrained(config)
     found = []
     for batch in (1, 20):
         policy = ChainPolicy(agent, batch=batch, steps=4 * 125)
@@ -268,7 +275,6 @@ def demo_rollouts() -> str:
                 Simulation(task, batch),
                 seeds,
                 scale=1000.0,
-                targets=targets,
                 history=history,
             )
             seconds = time.perf_counter() - start

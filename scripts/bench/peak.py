@@ -23,8 +23,7 @@ def main(model: str, mode: str, size: int, tokens: int) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", size)
     from agent import ahead, checkpoint
-    from agent.estimate import shard_bytes
-    from agent.sharding import make_mesh
+    from agent.sharding import make_mesh, shard_bytes
     from scripts.bench.context import memory_series
     from scripts.bench.train import random_batch
 

@@ -10,7 +10,6 @@ trajectories, and the Python that starts a step.
 import argparse
 import dataclasses
 import logging
-import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -75,7 +74,7 @@ def config_of(arguments: argparse.Namespace, store: Path, **data: Any) -> Any:
 def step_table(arguments: argparse.Namespace, tokens: int) -> None:
     """One row: a step, its attention and its products."""
     from agent import checkpoint, training
-    from agent.sharding import make_mesh
+    from agent.sharding import make_mesh, shard_bytes
 
     steps = tokens // 4
     config = config_of(arguments, Path("unused"), trajectories=-(-steps // 1000))
@@ -97,10 +96,7 @@ def step_table(arguments: argparse.Namespace, tokens: int) -> None:
         }
         found = {name: each.wall for name, each in medians(calls, arguments.repeats).items()}
     alone = arguments.layers * (found["attention"] + found["products"])
-    state_bytes = sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(held["state"])
-    )
+    state_bytes = shard_bytes(held["state"])
     copied = state_bytes - step.memory_analysis().alias_size_in_bytes
     print(
         f"| {tokens:,} | {found['step']:.2f} | {arguments.layers * found['attention']:.2f} | "

@@ -118,6 +118,7 @@ def test_where_contexts_come_from_and_how_they_are_arranged(pool):
     assert len({tuple(sorted(each)) for each in shuffled}) > 1  # chains have their own
     assert len(returns_of(pool, Protocol("mixed", 5))) == 2
     assert not returns_of(pool, Protocol("self", 4))
+    assert not returns_of(pool, Protocol("dataset_topk", 1))
     held_out = {pool.store[int(e)].observation[0].tobytes() for e in pool.held_out}
     for source, inside in (("held_out", True), ("training", False)):
         drawn = Protocol("dataset_sorted", 4, source=source).draw(pool, BACK, 1.0, 0, seed=1)
@@ -184,7 +185,6 @@ def test_the_training_path_predicts_the_actions_of_a_rollout(config, packing, po
         Simulation(RUN, 2),
         np.arange(2 * protocol.own).reshape(2, -1),
         scale=scale,
-        targets=targets,
         history=History(agent, policy, protocol, targets, contexts),
     )
     own = zip(*rolled.trajectories, strict=True)
@@ -261,7 +261,6 @@ def recorded(config, protocol: Protocol, targets: np.ndarray, context=(), **chan
         Simulation(RUN, len(targets)),
         seeds,
         scale=50.0,
-        targets=targets,
         history=History(agent, policy, protocol, targets, list(context)),
     )
     return policy, rolled, seeds
@@ -373,7 +372,6 @@ def test_one_prefix_serves_all_environments_as_its_copies_would(config):
         Simulation(RUN, 4),
         evaluation.episode_seeds(0, 0, 4, 1),
         scale=scale,
-        targets=targets,
         history=History(agent, policy, protocol, targets, [context] * 4),
     )
     np.testing.assert_allclose(shared.returns, rolled.returns, rtol=1e-3)

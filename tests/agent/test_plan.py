@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from agent import ahead, cache, estimate, networks, plan, suggest
+from agent import ahead, cache, estimate, networks, plan, sharding, suggest
 from agent.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
 from agent.presets import PRESETS
 from agent.sharding import make_mesh
@@ -70,7 +70,7 @@ def test_large_parameters_are_counted_in_shards():
     wide = run(model=dataclasses.replace(SMALL, width=256))
     mesh = make_mesh(wide.mesh)
     counted = estimate.bytes_of(wide, mesh, 2, 40)
-    whole = 4 * estimate.parameter_count(wide, mesh)
+    whole = 4 * networks.parameter_count(wide, mesh)
     assert whole / 4 < counted.parameters == counted.gradients < whole / 2
 
 
@@ -96,7 +96,7 @@ def test_the_evaluation_cache_is_as_large_as_the_cache(planned):
             dtype="float32",
             segmented=False,
         )
-    assert planned.caches["float32"] == estimate.shard_bytes((made.key, made.value))
+    assert planned.caches["float32"] == sharding.shard_bytes((made.key, made.value))
     assert planned.caches["bfloat16"] * 2 == planned.caches["float32"]
 
 

@@ -203,6 +203,24 @@ def programs(made: Agent, *, steps: int, context: int = 0):
     return decode.compile(), append.compile(), held
 
 
+@pytest.mark.slow
+def test_prefilling_holds_no_second_copy_of_all_layers(config):
+    """Temporary bytes grow with depth by less than half of what the prefix grows by."""
+    found = []
+    for layers in (4, 8):
+        model = ModelConfig(chunk=1, **{**SMALL, "layers": layers, "width": 64, "block_size": 256})
+        made = agent_of(config(model=model, mesh=MeshConfig(ring=2), data={"trajectories": 800}))
+        policy = policies.ChainPolicy(made, batch=1, steps=2)
+        context = place(random_steps(1, 4_000, 5, 6, seed=0), made.mesh)
+        with jax.set_mesh(made.mesh):
+            operands = (made.structure, "float32", False, policy._weights, context)
+            lowered = policies._prefiller(made.mesh).lower(*operands)
+            found.append(lowered.compile().memory_analysis())
+    prefix = found[1].output_size_in_bytes - found[0].output_size_in_bytes
+    assert prefix >= 4 * 2 * 4_000 * 64 * 4 // 2  # of a device
+    assert found[1].temp_size_in_bytes - found[0].temp_size_in_bytes < prefix / 2
+
+
 def test_decoding_uses_at_most_two_collectives_a_layer(config):
     made = agent_of(config(model=ModelConfig(chunk=1, **SMALL), mesh=MeshConfig(ring=8)))
     names = ("all-reduce", "all-gather", "all-to-all", "collective-permute")

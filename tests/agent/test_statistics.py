@@ -52,7 +52,7 @@ def test_the_area_under_a_curve_is_in_units_of_a_return():
 
 
 def test_the_interquartile_mean_is_of_the_middle_half():
-    assert iqm(np.array([[100.0, 3.0], [1.0, 2.0]])) == 2.5
+    assert iqm(np.array([100.0, 3.0, 1.0, 2.0])) == 2.5
     assert iqm(np.arange(10.0)) == 4.5  # of 2 … 7
     assert iqm(np.array([5.0])) == 5.0
 

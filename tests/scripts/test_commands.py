@@ -120,6 +120,19 @@ def test_an_evaluation_is_finished_once_and_drawn(cheetah_store, tmp_path):
     if "cannot draw" not in done.stderr:
         gifs = list((out / "videos").glob("*.gif"))
         assert gifs and all(gif.read_bytes()[:3] == b"GIF" for gif in gifs)
+    few = ("scripts.evaluate", "--checkpoint", tmp_path / "run", "--chains", 2, "--no-plots")
+    around = run(*few, "--n", 2, "--ring", 2, "--out", tmp_path / "ring")
+    assert around.returncode == 0, around.stderr
+    refused = run(*command, "--against", tmp_path / "run")
+    assert refused.returncode == 2 and "holds 8 contexts, n and multipliers" in refused.stderr
+    cloned = ("scripts.train", "demo_bc10", *trained[2:], "--run", tmp_path / "bc10")
+    assert run(*cloned).returncode == 0
+    rolled = run("scripts.evaluate", "--checkpoint", tmp_path / "bc10", "--chains", 2)
+    assert rolled.returncode == 0, rolled.stderr
+    beside = run(*command, "--against", tmp_path / "bc10")
+    assert beside.returncode == 0, beside.stderr
+    assert "Chains beside those of baselines" in beside.stdout
+    assert (out / "profiles.png").stat().st_size > 100
     again = run(*command)
     assert (out / "cells.jsonl").read_text() == cells
     assert [line for line in again.stdout.splitlines() if line.startswith("|")] == [
