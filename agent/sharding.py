@@ -1,5 +1,6 @@
 """The mesh, and how parameters lie on it."""
 
+import contextlib
 import math
 from typing import Any, TypeVar
 
@@ -53,10 +54,8 @@ def make_mesh(config: MeshConfig, require: Platform | None = None) -> Mesh:
 
 def _simulate(devices: int) -> bool:
     """Ask for simulated CPU devices before JAX starts; whether enough are there."""
-    try:
-        jax.config.update("jax_num_cpu_devices", devices)
-    except RuntimeError:  # JAX has started
-        pass
+    with contextlib.suppress(RuntimeError):  # JAX has started
+        ring.simulate_devices(devices)
     return len(jax.devices("cpu")) >= devices
 
 

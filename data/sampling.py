@@ -141,7 +141,7 @@ class ChainSampler:
         """See `Sampler.trajectories_at`."""
         if self.fixed:
             return self.trajectories
-        return int(_rng(seed, step).choice(trajectory_counts(self.trajectories)))
+        return int(generator(seed, step).choice(trajectory_counts(self.trajectories)))
 
     def chains(self, count: int) -> int:
         """Chains in a batch whose chains have ``count`` trajectories."""
@@ -166,7 +166,7 @@ class ChainSampler:
                 f"{'held-out' if self.held_out else 'training'} episodes, "
                 f"{pool.store.path} has {len(episodes)}"
             )
-        rng = _rng(seed, step, row)
+        rng = generator(seed, step, row)
         task = pool.tasks[rng.integers(len(pool.tasks))]
         last = rng.choice(self._best[task])
         others = rng.choice(episodes[episodes != last], count - 1, replace=False)
@@ -180,14 +180,14 @@ class ChainSampler:
             scale=self.pool.best_return(draw.task),
             relabel=self.relabel,
             context=self.context,
-            rng=_rng(seed, step, row, _SHUFFLE),
+            rng=generator(seed, step, row, _SHUFFLE),
         )
 
     def indices(self, seed: int, step: int, row: int, count: int) -> np.ndarray:
         """What the network is told of each trajectory's place in that chain, int ``[n]``."""
         if self.index_range is None:
             return np.arange(count)
-        rng = _rng(seed, step, row, _GAPS)
+        rng = generator(seed, step, row, _GAPS)
         return np.sort(rng.choice(self.index_range, count, replace=False))
 
     def part(self, seed: int, step: int, rows: np.ndarray, steps: np.ndarray) -> Batch:
@@ -288,7 +288,7 @@ class WindowSampler:
 
     def _drawn(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Episode and first step ``[B]`` of each window, negative where it begins too early."""
-        rng, offsets = _rng(seed, step), self.pool.store.offsets
+        rng, offsets = generator(seed, step), self.pool.store.offsets
         episodes = rng.choice(self._episodes, self.windows)
         length = offsets[episodes + 1] - offsets[episodes] - 1
         # Drawn as if windows reached across the beginning, else first steps would be K times rarer
@@ -333,6 +333,7 @@ class WindowSampler:
             yield f"window {row}: episode {episode} from step {max(0, first)}"
 
 
-def _rng(seed: int, *key: int) -> np.random.Generator:
+def generator(seed: int, *key: int) -> np.random.Generator:
+    """Random numbers of their own for every key of one seed, such as a step and a row."""
     # A spawn key, not a longer seed: NumPy pads seeds with zeros, so (1, 2) and (1, 2, 0) collide.
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

@@ -48,7 +48,7 @@ from ring.attention import Implementation, attention
 from ring.decode import KV, decode_attention
 from ring.feedforward import blockwise_feedforward
 from ring.mass import attention_mass
-from ring.mesh import make_mesh
+from ring.mesh import make_mesh, simulate_devices
 from ring.ring import ring_attention_local
 
 __all__ = [
@@ -62,4 +62,5 @@ __all__ = [
     "layout",
     "make_mesh",
     "ring_attention_local",
+    "simulate_devices",
 ]

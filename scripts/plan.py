@@ -25,6 +25,7 @@ from typing import Annotated
 import jax
 import tyro
 
+import ring
 from agent.ahead import Compiled, Refused
 from agent.checkpoint import CONFIG
 from agent.config import TrainConfig
@@ -117,7 +118,7 @@ def _prepare(target: targets.Target) -> None:
     jax.config.update("jax_platforms", "cpu")
     if target.platform == "cpu":
         with contextlib.suppress(RuntimeError):  # JAX has started
-            jax.config.update("jax_num_cpu_devices", target.size)
+            ring.simulate_devices(target.size)
     targets.devices(target)  # refused before anything is printed
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 os.environ.setdefault("MUJOCO_GL", "disabled")
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ.setdefault("PJRT_NPROC", "10")  # see ring.simulate_devices
 # One test's programs are compiled once for all tests, worker processes included, and forgotten
 # when they end.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

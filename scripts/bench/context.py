@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 
+import ring
 from agent.config import MeshConfig, ModelConfig, TrainConfig
 from agent.presets import PRESETS
 from scripts.bench import context_report
@@ -85,7 +86,7 @@ def main(options: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/long_context"), help="of cells.csv")
     arguments = parser.parse_args(options)
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", max(RINGS))
+    ring.simulate_devices(max(RINGS))
     bench = Bench(Cells(arguments.out / "cells.csv"), arguments.minutes)
     try:
         for table in arguments.tables:

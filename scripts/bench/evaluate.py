@@ -49,7 +49,7 @@ def main(options: Sequence[str]) -> None:
     parser.add_argument("--heads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5, help="turns of which the median is taken")
     arguments = parser.parse_args(options)
-    jax.config.update("jax_num_cpu_devices", arguments.ring_size)
+    ring.simulate_devices(arguments.ring_size)
     for packing in arguments.packings:
         print(
             f"\n{packing}: {arguments.layers} layers, width {arguments.width}, ring of "

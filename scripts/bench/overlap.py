@@ -44,7 +44,7 @@ def main(options: Sequence[str]) -> None:
     # Compiling for other platforms must not start them here.
     jax.config.update("jax_platforms", "cpu")
     simulated = max((target.size for target in chosen if target.platform == "cpu"), default=1)
-    jax.config.update("jax_num_cpu_devices", simulated)
+    ring.simulate_devices(simulated)
     for target in chosen:
         targets.devices(target)  # refused before anything is printed
     print(versions(*COMPILERS))

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import jax
 
+import ring
+
 
 def main(model: str, mode: str, size: int, tokens: int) -> None:
     """Run, and print one line of JSON."""
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", size)
+    ring.simulate_devices(size)
     from agent import ahead, checkpoint
     from agent.sharding import make_mesh, shard_bytes
     from scripts.bench.context import memory_series

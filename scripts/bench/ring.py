@@ -56,7 +56,7 @@ def main(options: Sequence[str]) -> None:
         subprocess.run([sys.executable, "-m", "scripts.bench", "ring", *alone], check=True)
         arguments.tables.remove("device")
     if arguments.tables != ["device"]:
-        jax.config.update("jax_num_cpu_devices", arguments.ring_size)
+        ring.simulate_devices(arguments.ring_size)
     tables = dict(zip(TABLES, (device, around, segments, memory, decode), strict=True))
     for table in arguments.tables:
         tables[table](arguments)

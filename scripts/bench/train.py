@@ -45,7 +45,7 @@ def main(options: Sequence[str]) -> None:
     parser.add_argument("--trajectories", type=int, default=128, help="of the batch that is drawn")
     parser.add_argument("--repeats", type=int, default=3, help="turns of which the median is taken")
     arguments = parser.parse_args(options)
-    jax.config.update("jax_num_cpu_devices", arguments.ring_size)
+    ring.simulate_devices(arguments.ring_size)
     print("| tokens | step s | attention s | products s | step ÷ both | copied state bytes |")
     print("|--------|--------|-------------|------------|-------------|--------------------|")
     for tokens in arguments.tokens:

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import ring
 
 port, process = sys.argv[1:]
-jax.config.update("jax_num_cpu_devices", 4)
+ring.simulate_devices(4)
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process))
 mesh = ring.make_mesh(ring=8)
 rng = np.random.default_rng(0)
