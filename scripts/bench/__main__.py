@@ -10,6 +10,7 @@ BENCHMARKS = {
     "evaluate": "an environment step by the length of the context: cached, recomputed, rotating",
     "exorl": "relabelling, reading and packing episodes, environments: speeds, ratios",
     "overlap": "whether a ring's messages hide behind its products, on TPUs and GPUs not here",
+    "parity": "a step of real episodes around a ring and by bpt: how far gradients are apart",
     "recall": "what is found again of contexts up to 128,000 tokens, around a ring and without",
     "ring": "exact attention against its peers: time, memory, segments, decoding",
     "train": "a whole training step beside its attention and products alone, and its host work",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ring
-from scripts.bench import decoding, peers
+from scripts.bench import decoding, parity, peers, recall, train
 from scripts.bench.turns import medians
 
 ROOT = Path(__file__).parent.parent.parent
@@ -64,3 +64,37 @@ def test_benchmarks_run(options):
     )
     assert done.returncode == 0, done.stderr
     assert "×" in done.stdout or "÷" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_step_of_32_000_tokens_is_bpts_around_a_ring_of_eight(tmp_path):
+    config = parity.config_of(train.synthetic(tmp_path, 12), "walker_run", 8, 8, 0)
+    found = parity.apart(parity.step(config), parity.step(parity.by_bpt(config)))
+    assert max(found) <= 1e-5, found
+
+
+@pytest.mark.slow
+def test_recall_is_learned_around_a_ring_and_needs_the_other_trajectories(tmp_path):
+    command = [sys.executable, "-m", "scripts.bench", "recall", "--seeds", "0"]
+    command += ["--lengths", "1000", "2000", "--trained", "1000", "--batch-tokens", "2000"]
+    command += ["--chains", "1", "--ring-size", "2"]
+    command += ["--run", str(tmp_path / "agents"), "--out", str(tmp_path / "found")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = recall.read(tmp_path / "found" / "recall.csv")
+    assert {each[:4] for each in found} == {
+        (0, mode, tokens, 0) for mode in recall.MODES for tokens in (1000, 2000)
+    }
+    for mode, low, high in (("ring", 0.95, 1), ("bpt", 0.95, 1), ("own", 0, 0.05)):
+        assert low <= recall.accuracy([each for each in found if each.mode == mode]) <= high
+    assert all(each.difference < 1e-4 for each in found)
+    for name in ("recall.png", "recall_distance.png"):
+        assert (tmp_path / "found" / name).stat().st_size > 1000
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0 and "loss" not in again.stdout
+    assert done.stdout.endswith(again.stdout)
+
+
+def test_accuracy_is_of_all_questions():
+    few = recall.Answers(0, "ring", 1000, 0, 0, asked=10, right=1, difference=0)
+    assert recall.accuracy([few, few._replace(asked=30, right=29)]) == 0.75
