@@ -13,7 +13,6 @@ import ring
 from agent.config import TRANSFORMERS, TrainConfig
 from ring import rates
 
-
 _PRODUCTS = 8
 """In a program: of a single product the time to start it would be measured too."""
 

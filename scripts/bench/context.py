@@ -36,8 +36,6 @@ MEMORY = ("plain", "memory_efficient", "bpt", "ring")
 RINGS = (1, 2, 4, 8)
 SMALL = "3x128x1 float32"
 WIDE = "2x512x8 float32"
-# The paper computes in float32 on GPUs, and on TPUs with products of bfloat16.
-MODELS = ("24x1024x16 bfloat16", "24x1024x16 float32", SMALL)
 LLAMA = {  # layers, width, heads: LLaMA (arXiv 2302.13971), and OpenLLaMA's 3B
     "3B": (26, 3200, 32),
     "7B": (32, 4096, 32),
@@ -46,6 +44,11 @@ LLAMA = {  # layers, width, heads: LLaMA (arXiv 2302.13971), and OpenLLaMA's 3B
 }
 LENGTHS = [2**k for k in range(10, 26)]
 KINDS = ("h200", "v5e", "a100-80", "v4")
+MODELS = {  # and the devices they are compiled for; the paper computes in float32 on GPUs
+    "24x1024x16 bfloat16": ("h200", "v5e", "v4"),
+    "24x1024x16 float32": ("a100-80",),
+    SMALL: (*KINDS, "cpu"),
+}
 SLICES = {
     "v4": {1: "1x1x1", 2: "1x1x2", 4: "1x2x2", 8: "2x2x2"},
     "v5e": {1: "1x1", 2: "1x2", 4: "2x2", 8: "2x4"},
@@ -77,7 +80,8 @@ def main(options: Sequence[str]) -> None:
         epilog="example: python -m scripts.bench context --tables memory --kinds h200 --minutes 30",
     )
     parser.add_argument("--tables", nargs="*", choices=tables, default=list(tables))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of devices")
+    kinds = [*KINDS, "cpu"]
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="of devices")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--memory", nargs="+", choices=MEMORY, default=MEMORY)
     parser.add_argument("--shapes", nargs="+", choices=LLAMA, default=list(LLAMA))
@@ -128,7 +132,7 @@ def memory(bench: Bench, arguments: argparse.Namespace) -> None:
     """Which n fits in which memory mode."""
     lengths = [TOKENS * n for n in TRAJECTORIES]
     for model in arguments.models:
-        for kind in arguments.kinds:
+        for kind in [each for each in MODELS[model] if each in arguments.kinds]:
             for mode in arguments.memory:
                 for size in [r for r in arguments.rings if (r > 1) == (mode == "ring")]:
                     bench.boundary(memory_series(model, kind, mode, size), lengths)
@@ -152,7 +156,7 @@ def longest_series(shape: str, kind: str, size: int) -> Series:
 
 def longest(bench: Bench, arguments: argparse.Namespace) -> None:
     """The longest sequence of powers of two, for rings of 1 (bpt) to 8 of 8 devices."""
-    for kind in arguments.kinds:
+    for kind in [each for each in KINDS if each in arguments.kinds]:
         for shape in arguments.shapes:
             # A ring of R is expected to hold R times the length that bpt does.
             alone: int | None = None
@@ -167,7 +171,7 @@ def layer(bench: Bench, arguments: argparse.Namespace) -> None:
 
     Of a single layer XLA makes no loop, and another program.
     """
-    for kind in arguments.kinds:
+    for kind in [each for each in KINDS if each in arguments.kinds]:
         for mode, size in (("ring", 8), ("bpt", 1)):
             for layers in (2, 4):
                 series = memory_series("24x1024x16 bfloat16", kind, mode, size)
