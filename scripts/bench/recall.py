@@ -17,10 +17,12 @@ import argparse
 import csv
 import dataclasses
 import io
+import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +31,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 import ring
-from agent.config import DataConfig, MeshConfig, ModelConfig, OptimizerConfig, TrainConfig
+from agent import checkpoint, networks, sharding, training
+from agent.config import DataConfig, MeshConfig, OptimizerConfig, TrainConfig
 from agent.presets import PRESETS
 from agent.report import figure
 from agent.tables import table
@@ -83,11 +86,28 @@ class Stage(NamedTuple):
     steps: int
 
 
-def curriculum(trained: int) -> list[Stage]:
-    """From 64 tokens, where attention finds the key first, by doubling to `trained` tokens."""
-    counts = [2**k for k in range(2, LONGEST.bit_length()) if 2**k * LENGTH <= trained]
-    first = [Stage(2, 32, 100), Stage(2, LENGTH // 2, 50), Stage(2, LENGTH, 50)]
-    return first + [Stage(count, LENGTH, 100) for count in counts]
+@dataclass(frozen=True)
+class Setting:
+    """What all agents have in common.
+
+    Attributes:
+        run: folder of their runs.
+        trained: most tokens of a chain in training.
+        batch_tokens: tokens in a batch.
+        ring_size: R.
+    """
+
+    run: Path
+    trained: int
+    batch_tokens: int
+    ring_size: int
+
+    @property
+    def curriculum(self) -> list[Stage]:
+        """From 64 tokens, where attention finds the key first, by doubling to `trained`."""
+        counts = [2**k for k in range(2, 10) if 2**k * LENGTH <= self.trained]
+        first = [Stage(2, 32, 100), Stage(2, LENGTH // 2, 50), Stage(2, LENGTH, 50)]
+        return first + [Stage(count, LENGTH, 100) for count in counts]
 
 
 def main(options: Sequence[str]) -> None:
@@ -109,88 +129,81 @@ def main(options: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/long_context"), help="of the CSV")
     arguments = parser.parse_args(options)
     ring.simulate_devices(arguments.ring_size)
+    setting = Setting(arguments.run, arguments.trained, arguments.batch_tokens, arguments.ring_size)
     file = arguments.out / "recall.csv"
     found = read(file)
-    for tokens in arguments.lengths:
-        for seed in arguments.seeds:
-            for mode in arguments.modes:
-                if mode != "bpt" or seed == arguments.seeds[0]:
-                    ask(arguments, mode, seed, tokens, found, file)
-    report(found, arguments.out)
+    for tokens, seed, chain, mode in itertools.product(
+        arguments.lengths, arguments.seeds, range(arguments.chains), arguments.modes
+    ):
+        known = any(each[:4] == (seed, mode, tokens, chain) for each in found)
+        if not known and (mode != "bpt" or seed == arguments.seeds[0]):
+            found += ask(setting, mode, seed, tokens, chain)
+            write(file, found)
+    report(found, arguments.trained, arguments.out)
 
 
-def ask(
-    arguments: argparse.Namespace,
-    mode: str,
-    seed: int,
-    tokens: int,
-    found: list[Answers],
-    file: Path,
-) -> None:
-    """Answers of one agent to chains of one length, beside those that were found before."""
-    for chain in range(arguments.chains):
-        if any(a[:4] == (seed, mode, tokens, chain) for a in found):
-            continue
-        start = time.perf_counter()
-        config = config_of(arguments, seed, mode)
-        sampler = sampler_of(config, Stage(tokens // LENGTH, LENGTH, 0), tokens)
-        actions, wanted = predicted(arguments, mode, seed, sampler, chain)
-        difference = 0.0
-        if mode == "bpt":
-            around, _ = predicted(arguments, "ring", seed, sampler, chain)
-            difference = float(np.abs(actions - around).max())
-        right = ((actions > 0) == (wanted > 0)).all(axis=-1)
-        distances = sampler.distances(seed, ASKING + chain, 0)
-        part = (distances - 1) * PARTS // tokens
-        found += [
-            Answers(
-                *(seed, mode, tokens, chain, int(each)),
-                asked=int((part == each).sum()),
-                right=int(right[part == each].sum()),
-                difference=difference,
-            )
-            for each in np.unique(part)
-        ]
-        write(file, found)
-        print(
-            f"{NAMES[mode]}, seed {seed}, {tokens:,} tokens, chain {chain}: "
-            f"{right.mean():.1%} of {len(right)} in {time.perf_counter() - start:.1f} s",
-            flush=True,
+def ask(setting: Setting, mode: str, seed: int, tokens: int, chain: int) -> list[Answers]:
+    """Answers of one agent to the questions of one chain."""
+    start = time.perf_counter()
+    actions, wanted = predicted(setting, mode, seed, tokens, chain)
+    apart = 0.0
+    if mode == "bpt":
+        around, _ = predicted(setting, "ring", seed, tokens, chain)
+        apart = float(np.abs(actions - around).max())
+    right = ((actions > 0) == (wanted > 0)).all(axis=-1)
+    print(
+        f"{NAMES[mode]}, seed {seed}, {tokens:,} tokens, chain {chain}: "
+        f"{right.mean():.1%} of {len(right)} in {time.perf_counter() - start:.1f} s",
+        flush=True,
+    )
+    distances = sampler_of(config_of(setting, mode, seed), asked(tokens), tokens).distances(
+        seed, ASKING + chain, 0
+    )
+    parts = (distances - 1) * PARTS // tokens
+    return [
+        Answers(
+            *(seed, mode, tokens, chain, int(part)),
+            asked=int((parts == part).sum()),
+            right=int(right[parts == part].sum()),
+            difference=apart,
         )
+        for part in np.unique(parts)
+    ]
 
 
-def config_of(arguments: argparse.Namespace, seed: int, mode: str) -> TrainConfig:
+def asked(tokens: int) -> Stage:
+    """The chains that are asked at a length."""
+    return Stage(tokens // LENGTH, LENGTH, 0)
+
+
+def config_of(setting: Setting, mode: str, seed: int) -> TrainConfig:
     """The run of an agent, for training it and for asking it in some mode."""
-    stages = curriculum(arguments.trained)
-    kind = "own" if mode == "own" else "whole"
-    model: ModelConfig = dataclasses.replace(
+    stages = setting.curriculum
+    model = dataclasses.replace(
         PRESETS["at_step"].model,
         cross_episode=mode != "own",
         memory="bpt" if mode == "bpt" else "ring",
     )
-    most = max(stage.trajectories for stage in stages)
     return TrainConfig(
-        run=arguments.run / f"{kind}-seed{seed}",
+        run=setting.run / f"{'own' if mode == 'own' else 'whole'}-seed{seed}",
         data=DataConfig(
             store=Path("none"),
             tasks=(TASK,),
-            trajectories=most,
+            trajectories=max(stage.trajectories for stage in stages),
             index_range=LONGEST,
-            batch_tokens=arguments.batch_tokens,
+            batch_tokens=setting.batch_tokens,
         ),
         model=model,
         optimizer=OptimizerConfig(
             steps=sum(stage.steps for stage in stages), learning_rate=2e-3, warmup=50
         ),
-        mesh=MeshConfig(ring=1 if mode == "bpt" else arguments.ring_size),
+        mesh=MeshConfig(ring=1 if mode == "bpt" else setting.ring_size),
         seed=seed,
     )
 
 
 def sampler_of(config: TrainConfig, stage: Stage, batch_tokens: int) -> RecallSampler:
     """Chains of one stage of the curriculum, about so many tokens of them in a batch."""
-    from agent import networks
-
     sizes = networks.dimensions(config)
     return RecallSampler(
         observation=sizes.observation,
@@ -203,38 +216,51 @@ def sampler_of(config: TrainConfig, stage: Stage, batch_tokens: int) -> RecallSa
     )
 
 
-def parameters_of(arguments: argparse.Namespace, mode: str, seed: int) -> tuple[Any, Any, Mesh]:
-    """Structure and parameters of a trained agent on the mesh where it is asked, and the mesh."""
-    from agent import checkpoint, networks
-    from agent.sharding import make_mesh
+class Asked(NamedTuple):
+    """A trained agent where it is asked: its actions for a batch, its parameters, the mesh."""
 
-    trained = config_of(arguments, seed, "own" if mode == "own" else "ring")
-    if checkpoint.latest(trained.run) is None:
-        train(arguments, trained)
-    config = config_of(arguments, seed, mode)
-    mesh = make_mesh(config.mesh)
+    actions: Any
+    parameters: Any
+    mesh: Mesh
+
+
+@cache
+def agent_of(setting: Setting, mode: str, seed: int) -> Asked:
+    """The agent of a mode, trained if it was not.
+
+    Raises:
+        ValueError: its run is of another curriculum.
+    """
+    config = config_of(setting, mode, seed)
+    if checkpoint.latest(config.run) is None:
+        train(setting, config_of(setting, "own" if mode == "own" else "ring", seed))
+    mesh = sharding.make_mesh(config.mesh)
     checkpoints = checkpoint.Checkpoints(config.run)
     with jax.set_mesh(mesh):
         state = checkpoints.restore(config, mesh)
     checkpoints.close()
     if state is None or int(state.step) != config.optimizer.steps:
         raise ValueError(f"{config.run} holds another curriculum's agent; give another --run")
-    return networks.abstract_parameters(config, mesh)[0], state.parameters, mesh
+    structure, _ = networks.abstract_parameters(config, mesh)
+
+    def actions(parameters: Any, batch: Batch) -> jax.Array:
+        network: Any = networks.assemble(structure, parameters)
+        return network(batch)
+
+    compiled = jax.jit(actions, compiler_options=sharding.compiler_options(mesh))
+    return Asked(compiled, state.parameters, mesh)
 
 
-def train(arguments: argparse.Namespace, config: TrainConfig) -> None:
+def train(setting: Setting, config: TrainConfig) -> None:
     """Runs the curriculum and saves its end."""
-    from agent import checkpoint, training
-    from agent.sharding import make_mesh
-
-    mesh = make_mesh(config.mesh)
+    mesh = sharding.make_mesh(config.mesh)
     checkpoints = checkpoint.Checkpoints(config.run)
     with jax.set_mesh(mesh):
         state, done = checkpoint.initial_state(config, mesh), 0
         step = training.make_step(config, mesh)
-        for stage in curriculum(arguments.trained):
+        for stage in setting.curriculum:
             start, losses = time.perf_counter(), []
-            sampler = sampler_of(config, stage, config.data.batch_tokens)
+            sampler = sampler_of(config, stage, setting.batch_tokens)
             last = done + stage.steps
             for drawn in training.batches(sampler, mesh, config.seed, done, last):
                 state, values = step(state, drawn.batch)
@@ -250,37 +276,19 @@ def train(arguments: argparse.Namespace, config: TrainConfig) -> None:
     checkpoints.close()
 
 
+@lru_cache(maxsize=4)
 def predicted(
-    arguments: argparse.Namespace, mode: str, seed: int, sampler: RecallSampler, chain: int
+    setting: Setting, mode: str, seed: int, tokens: int, chain: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """An agent's actions for a chain's questions, and the actions wanted, both ``[250, A]``."""
-    structure, parameters, mesh = _kept(parameters_of, arguments, mode, seed)
-    with jax.set_mesh(mesh):
-        batch = placed(sampler, mesh, seed, ASKING + chain)
-        actions = _forward(structure, mesh)(parameters, batch)
+    agent = agent_of(setting, mode, seed)
+    sampler = sampler_of(config_of(setting, mode, seed), asked(tokens), tokens)
+    with jax.set_mesh(agent.mesh):
+        batch = placed(sampler, agent.mesh, seed, ASKING + chain)
+        actions = agent.actions(agent.parameters, batch)
     asking = np.asarray(batch.loss_mask[0]) > 0
     order = np.argsort(np.asarray(batch.order[0])[asking])
     return np.asarray(actions[0])[asking][order], np.asarray(batch.action[0])[asking][order]
-
-
-_agents: dict[tuple[str, int], Any] = {}
-
-
-def _kept(make: Callable[..., Any], arguments: argparse.Namespace, mode: str, seed: int) -> Any:
-    if (mode, seed) not in _agents:
-        _agents[mode, seed] = make(arguments, mode, seed)
-    return _agents[mode, seed]
-
-
-@cache
-def _forward(structure: Any, mesh: Mesh) -> Any:
-    from agent import networks, sharding
-
-    def actions(parameters: Any, batch: Batch) -> jax.Array:
-        network: Any = networks.assemble(structure, parameters)
-        return network(batch)
-
-    return jax.jit(actions, compiler_options=sharding.compiler_options(mesh))
 
 
 def read(file: Path) -> list[Answers]:
@@ -308,44 +316,50 @@ def accuracy(answers: Sequence[Answers]) -> float:
     return sum(each.right for each in answers) / sum(each.asked for each in answers)
 
 
-def report(found: Sequence[Answers], out: Path) -> None:
+def report(found: Sequence[Answers], trained: int, out: Path) -> None:
     """Prints the table by length; draws accuracy against length and against distance."""
-    grouped: dict[tuple[str, int, int], list[Answers]] = defaultdict(list)
-    for each in found:
-        grouped[each.mode, each.tokens, each.seed].append(each)
-    modes = [mode for mode in MODES if any(key[0] == mode for key in grouped)]
-    lengths = sorted({key[1] for key in grouped})
-    rows = []
-    for tokens in lengths:
-        cells = [f"{tokens:,}", str(tokens // LENGTH)]
-        for mode in modes:
-            seeds = sorted(key[2] for key in grouped if key[:2] == (mode, tokens))
-            cells.append(" ".join(f"{accuracy(grouped[mode, tokens, s]):.2%}" for s in seeds))
-        asked = {sum(e.asked for e in grouped[k]) for k in grouped if k[1] == tokens}
-        apart = [e.difference for e in found if e.tokens == tokens and e.mode == "bpt"]
-        cells += ["/".join(map(str, sorted(asked))), f"{max(apart):.1e}" if apart else ""]
-        rows.append(cells)
-    header = ["tokens", "n", *(NAMES[mode] for mode in modes)]
-    print("\nExact answers, one number a training seed\n")
-    print(table([*header, "questions", "largest |bpt − ring|"], rows))
-    figure(out / "recall.png", lambda axes: _draw_lengths(axes, grouped, modes))
+    print(f"\nExact answers, one number a training seed\n\n{by_length(found)}")
+    figure(out / "recall.png", lambda axes: _draw_lengths(axes, found, trained))
     figure(out / "recall_distance.png", lambda axes: _draw_distances(axes, found))
 
 
-def _draw_lengths(axes: Any, grouped: dict[Any, list[Answers]], modes: Sequence[str]) -> None:
-    styles = {"ring": "o-", "bpt": "x", "own": "s-"}
-    for color, mode in enumerate(modes):
-        lengths = sorted({key[1] for key in grouped if key[0] == mode})
-        each = [[accuracy(g) for k, g in grouped.items() if k[:2] == (mode, t)] for t in lengths]
-        line = [float(np.mean(values)) for values in each]
-        seeds = max(map(len, each))
-        label = f"{NAMES[mode]} ({seeds} training seed{'s' if seeds > 1 else ''})"
-        axes.plot(lengths, line, styles[mode], color=f"C{color}", label=label, markersize=7)
-        if mode != "bpt":
-            for tokens, values in zip(lengths, each, strict=True):
-                axes.plot([tokens] * len(values), values, ".", color=f"C{color}")
+def accuracies(found: Sequence[Answers], mode: str, tokens: int) -> list[float]:
+    """Of every training seed."""
+    seeds: dict[int, list[Answers]] = defaultdict(list)
+    for each in sorted(found):
+        if (each.mode, each.tokens) == (mode, tokens):
+            seeds[each.seed].append(each)
+    return [accuracy(answers) for answers in seeds.values()]
+
+
+def by_length(found: Sequence[Answers]) -> str:
+    """A row for every length of a chain."""
+    modes = [mode for mode in MODES if any(each.mode == mode for each in found)]
+    rows = []
+    for tokens in sorted({each.tokens for each in found}):
+        here = [each for each in found if each.tokens == tokens]
+        shares = [" ".join(f"{s:.2%}" for s in accuracies(here, m, tokens)) for m in modes]
+        chains = len({(each.seed, each.chain) for each in here})
+        apart = [each.difference for each in here if each.mode == "bpt"]
+        largest = f"{max(apart):.1e}" if apart else ""
+        row = [f"{tokens:,}", str(tokens // LENGTH), *shares, str(LENGTH * chains), largest]
+        rows.append(row)
+    names = [NAMES[mode] for mode in modes]
+    return table(["tokens", "n", *names, "questions", "bpt and ring differ by"], rows)
+
+
+def _draw_lengths(axes: Any, found: Sequence[Answers], trained: int) -> None:
+    for color, (mode, style) in enumerate({"ring": "o-", "bpt": "x", "own": "s-"}.items()):
+        lengths = sorted({each.tokens for each in found if each.mode == mode})
+        seeds = [accuracies(found, mode, tokens) for tokens in lengths]
+        many = max(map(len, seeds), default=0)
+        label = f"{NAMES[mode]} ({many} training seed{'s' if many > 1 else ''})"
+        means = [float(np.mean(each)) for each in seeds]
+        axes.plot(lengths, means, style, color=f"C{color}", label=label, markersize=7)
+        for tokens, each in zip(lengths, seeds, strict=True):
+            axes.plot([tokens] * len(each), each, ".", color=f"C{color}")
     axes.axhline(2.0**-9, color="grey", linestyle=":", label="chance")
-    axes.axvline(8_000, color="grey", linestyle="--", linewidth=1, label="longest in training")
+    axes.axvline(trained, color="grey", linestyle="--", linewidth=1, label="longest in training")
     axes.set_xscale("log", base=2)
     axes.set_xticks(LENGTHS, [f"{tokens // 1000}K" for tokens in LENGTHS])
     axes.set_xlabel("tokens in the sequence (one pair a token)")
