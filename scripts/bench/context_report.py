@@ -33,11 +33,7 @@ CLAIMS = (
 
 
 def write(cells: Sequence[Cell], out: Path) -> None:
-    """Tables into `tables.md`, and into the page beside the folder where that has marks; plots.
-
-    A page `docs/long_context.md` beside `docs/long_context/` is filled between
-    `<!-- begin NAME -->` and `<!-- end NAME -->`.
-    """
+    """Tables into `tables.md`, and into the page beside the folder where that has marks; plots."""
     made = {
         "memory": memory(cells),
         "pattern": pattern(cells),
@@ -49,17 +45,22 @@ def write(cells: Sequence[Cell], out: Path) -> None:
     whole = "\n\n".join(f"## {name}\n\n{text}" for name, text in made.items() if text)
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "tables.md", f"{whole}\n".encode())
-    page = out.with_suffix(".md")
-    if page.exists():
-        text = page.read_text()
-        for name, body in made.items():
-            marks = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-            text = re.sub(marks, rf"\g<1>{body}\n\g<2>", text, flags=re.DOTALL)
-        write_whole(page, text.encode())
+    fill(out.with_suffix(".md"), made)
     for model in _models(cells):
         plot_memory(out, cells, model)
     if any(cell.key.table == "longest" for cell in cells):
         plot_longest(out / "longest.png", cells)
+
+
+def fill(page: Path, made: dict[str, str]) -> None:
+    """Replaces what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` in a page."""
+    if not page.exists():
+        return
+    text = page.read_text()
+    for name, body in made.items():
+        marks = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
+        text = re.sub(marks, rf"\g<1>{body}\n\g<2>", text, flags=re.DOTALL)
+    write_whole(page, text.encode())
 
 
 def select(cells: Iterable[Cell], **wanted: Any) -> list[Cell]:

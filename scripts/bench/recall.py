@@ -40,6 +40,7 @@ from data.batches import Batch
 from data.recall import RecallSampler
 from data.sampling import placed
 from exorl.paths import write_whole
+from scripts.bench.context_report import fill
 
 MODES = ("ring", "bpt", "own")
 NAMES = {"ring": "ring", "bpt": "bpt, one device", "own": "own trajectory only"}
@@ -317,8 +318,10 @@ def accuracy(answers: Sequence[Answers]) -> float:
 
 
 def report(found: Sequence[Answers], trained: int, out: Path) -> None:
-    """Prints the table by length; draws accuracy against length and against distance."""
-    print(f"\nExact answers, one number a training seed\n\n{by_length(found)}")
+    """Prints the table by length, fills the page beside the folder; draws what it says."""
+    made = by_length(found)
+    print(f"\nExact answers, one number a training seed\n\n{made}")
+    fill(out.with_suffix(".md"), {"recall": made})
     figure(out / "recall.png", lambda axes: _draw_lengths(axes, found, trained))
     figure(out / "recall_distance.png", lambda axes: _draw_distances(axes, found))
 
@@ -376,6 +379,7 @@ def _draw_distances(axes: Any, found: Sequence[Answers]) -> None:
         values = [accuracy([e for e in chosen if e.part == part]) for part in parts]
         axes.plot(places, values, ".-", label=f"{tokens:,} tokens")
     axes.set_xscale("log", base=2)
+    axes.set_xticks(LENGTHS, [f"{tokens // 1000}K" for tokens in LENGTHS])
     axes.set_xlabel("distance from the question to its answer, tokens")
     axes.set_ylabel("values given back exactly (ring)")
     axes.legend(fontsize=8)
