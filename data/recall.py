@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.batches import Batch, Layout, stack, take
-from data.sampling import generator
+from data.sampling import gapped, generator
 
 KEY_BITS = 32
 
@@ -121,8 +121,7 @@ class RecallSampler:
         observation[:, :KEY_BITS] = _bits(pairs.key[shown], KEY_BITS)
         observation[:context, KEY_BITS : KEY_BITS + self.action] = action[:context]
         observation[context:, -1] = 1
-        rng = generator(seed, step, row, _INDICES)
-        indices = np.sort(rng.choice(self.index_range, self.trajectories, replace=False))
+        indices = gapped(self.index_range, seed, step, row, self.trajectories)
         order = np.arange(len(shown), dtype=np.int32)
         nothing = np.zeros((len(shown), 1), np.float32)
         return Batch(
@@ -140,10 +139,6 @@ class RecallSampler:
             chain=np.full_like(order, row),
             loss_mask=(order >= context).astype(np.float32),
         )
-
-
-_INDICES = 1
-"""A stream of its own: what is asked does not change with what the network is told of places."""
 
 
 def _mixed(code: np.ndarray) -> np.ndarray:

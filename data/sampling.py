@@ -187,8 +187,7 @@ class ChainSampler:
         """What the network is told of each trajectory's place in that chain, int ``[n]``."""
         if self.index_range is None:
             return np.arange(count)
-        rng = generator(seed, step, row, _GAPS)
-        return np.sort(rng.choice(self.index_range, count, replace=False))
+        return gapped(self.index_range, seed, step, row, count)
 
     def part(self, seed: int, step: int, rows: np.ndarray, steps: np.ndarray) -> Batch:
         """See `Sampler.part`."""
@@ -331,6 +330,12 @@ class WindowSampler:
         """See `Sampler.names`."""
         for row, (episode, first) in enumerate(zip(*self._drawn(seed, step), strict=True)):
             yield f"window {row}: episode {episode} from step {max(0, first)}"
+
+
+def gapped(index_range: int, seed: int, step: int, row: int, count: int) -> np.ndarray:
+    """Trajectory indices of one chain: a sorted random subset of 0…index_range−1, int ``[n]``."""
+    rng = generator(seed, step, row, _GAPS)
+    return np.sort(rng.choice(index_range, count, replace=False))
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:

@@ -146,21 +146,18 @@ def main(options: Sequence[str]) -> None:
 def ask(setting: Setting, mode: str, seed: int, tokens: int, chain: int) -> list[Answers]:
     """Answers of one agent to the questions of one chain."""
     start = time.perf_counter()
-    actions, wanted = predicted(setting, mode, seed, tokens, chain)
+    given = predicted(setting, mode, seed, tokens, chain)
     apart = 0.0
     if mode == "bpt":
-        around, _ = predicted(setting, "ring", seed, tokens, chain)
-        apart = float(np.abs(actions - around).max())
-    right = ((actions > 0) == (wanted > 0)).all(axis=-1)
+        around = predicted(setting, "ring", seed, tokens, chain)
+        apart = float(np.abs(given.actions - around.actions).max())
+    right = ((given.actions > 0) == (given.wanted > 0)).all(axis=-1)
     print(
         f"{NAMES[mode]}, seed {seed}, {tokens:,} tokens, chain {chain}: "
         f"{right.mean():.1%} of {len(right)} in {time.perf_counter() - start:.1f} s",
         flush=True,
     )
-    distances = sampler_of(config_of(setting, mode, seed), asked(tokens), tokens).distances(
-        seed, ASKING + chain, 0
-    )
-    parts = (distances - 1) * PARTS // tokens
+    parts = (given.distances - 1) * PARTS // tokens
     return [
         Answers(
             *(seed, mode, tokens, chain, int(part)),
@@ -170,11 +167,6 @@ def ask(setting: Setting, mode: str, seed: int, tokens: int, chain: int) -> list
         )
         for part in np.unique(parts)
     ]
-
-
-def asked(tokens: int) -> Stage:
-    """The chains that are asked at a length."""
-    return Stage(tokens // LENGTH, LENGTH, 0)
 
 
 def config_of(setting: Setting, mode: str, seed: int) -> TrainConfig:
@@ -277,19 +269,36 @@ def train(setting: Setting, config: TrainConfig) -> None:
     checkpoints.close()
 
 
+class Given(NamedTuple):
+    """What an agent answers to the 250 questions of a chain.
+
+    Attributes:
+        actions: ``[250, A]``, its own.
+        wanted: ``[250, A]``, the bits of the values.
+        distances: int ``[250]``, tokens from where each value was shown.
+    """
+
+    actions: np.ndarray
+    wanted: np.ndarray
+    distances: np.ndarray
+
+
 @lru_cache(maxsize=4)
-def predicted(
-    setting: Setting, mode: str, seed: int, tokens: int, chain: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """An agent's actions for a chain's questions, and the actions wanted, both ``[250, A]``."""
+def predicted(setting: Setting, mode: str, seed: int, tokens: int, chain: int) -> Given:
+    """The answers of one agent, in the order of the questions."""
     agent = agent_of(setting, mode, seed)
-    sampler = sampler_of(config_of(setting, mode, seed), asked(tokens), tokens)
+    chains = Stage(tokens // LENGTH, LENGTH, 0)
+    sampler = sampler_of(config_of(setting, mode, seed), chains, tokens)
     with jax.set_mesh(agent.mesh):
         batch = placed(sampler, agent.mesh, seed, ASKING + chain)
         actions = agent.actions(agent.parameters, batch)
     asking = np.asarray(batch.loss_mask[0]) > 0
     order = np.argsort(np.asarray(batch.order[0])[asking])
-    return np.asarray(actions[0])[asking][order], np.asarray(batch.action[0])[asking][order]
+    return Given(
+        np.asarray(actions[0])[asking][order],
+        np.asarray(batch.action[0])[asking][order],
+        sampler.distances(seed, ASKING + chain, 0),
+    )
 
 
 def read(file: Path) -> list[Answers]:
