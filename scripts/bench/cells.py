@@ -157,6 +157,24 @@ class Series:
         return fitting[-1] if fitting else 0
 
 
+def compiled(series: Series, tokens: int) -> Cell:
+    """Compile the cell for sequences of so many tokens."""
+    start = time.process_time()
+    target = targets.parse(series.target)
+    made = plan(series.config, target, shape=series.shape(tokens))
+    return Cell(
+        key=series.key(tokens),
+        total=made.total,
+        available=made.available,
+        temporaries=getattr(made.program, "temporaries", None),
+        counted=made.counted.total,
+        measured=None,
+        seconds=round(time.process_time() - start, 1),
+        compiler=versions("jax", target.compiler),
+        date=datetime.date.today().isoformat(),
+    )
+
+
 class OutOfTime(Exception):
     """No more cells are to be begun."""
 
@@ -167,6 +185,11 @@ class Bench:
     def __init__(self, cells: Cells, minutes: float) -> None:
         self.cells, self._until = cells, time.monotonic() + 60 * minutes
 
+    @property
+    def out_of_time(self) -> bool:
+        """Whether no more cells are to be begun."""
+        return time.monotonic() > self._until
+
     def cell(self, series: Series, tokens: int) -> Cell:
         """The finished cell, or compile it.
 
@@ -176,22 +199,9 @@ class Bench:
         key = series.key(tokens)
         if found := self.cells.get(key):
             return found
-        if time.monotonic() > self._until:
+        if self.out_of_time:
             raise OutOfTime
-        start = time.process_time()
-        target = targets.parse(series.target)
-        made = plan(series.config, target, shape=series.shape(tokens))
-        cell = Cell(
-            key=key,
-            total=made.total,
-            available=made.available,
-            temporaries=getattr(made.program, "temporaries", None),
-            counted=made.counted.total,
-            measured=None,
-            seconds=round(time.process_time() - start, 1),
-            compiler=versions("jax", target.compiler),
-            date=datetime.date.today().isoformat(),
-        )
+        cell = compiled(series, tokens)
         jax.clear_caches()
         self.cells.add(cell)
         total = "" if cell.total is None else f"{cell.total / 2**30:9.2f} GiB"

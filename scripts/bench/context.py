@@ -17,6 +17,7 @@ matplotlib. A cell takes one to three minutes on two cores.
 import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ import ring
 from agent.config import MeshConfig, ModelConfig, TrainConfig
 from agent.presets import PRESETS
 from scripts.bench import context_report
-from scripts.bench.cells import Bench, Cells, OutOfTime, Series
+from scripts.bench.cells import Bench, Cell, Cells, Key, OutOfTime, Series
 from scripts.bench.context_report import TOKENS, TRAJECTORIES
 
 MEMORY = ("plain", "memory_efficient", "bpt", "ring")
@@ -63,6 +64,9 @@ MEASURED = (
     (WIDE, "ring", 8, 4),
 )
 """Model, memory mode, ring and n of steps that take seconds to minutes on two cores."""
+PRODUCTS = {"measured": "", context_report.WITHOUT: "--xla_cpu_experimental_ynn_fusion_type="}
+"""Table of cells, and XLA's flags. XLA hands products on CPUs to YNNPACK, whose buffers are outside
+of the program and of its plan."""
 
 
 def main(options: Sequence[str]) -> None:
@@ -183,25 +187,31 @@ def layer(bench: Bench, arguments: argparse.Namespace) -> None:
 
 
 def measured(bench: Bench, arguments: argparse.Namespace) -> None:
-    """Steps that run here, each in a process of its own."""
-    for model, mode, size, trajectories in MEASURED:
-        tokens = TOKENS * trajectories
-        series = memory_series(model, "cpu", mode, size)
-        key = series.key(tokens)._replace(table="measured")
-        if bench.cells.get(key):
-            continue
-        planned = bench.cell(dataclasses.replace(series, table="planned"), tokens)
-        found = peak_of(model, mode, size, tokens)
-        bench.cells.add(dataclasses.replace(planned, key=key, **found))
-        print(f"measured {found} against {planned.total}: {' '.join(map(str, key))}", flush=True)
+    """Steps that run here, with YNNPACK as XLA comes and without."""
+    for case in MEASURED:
+        for table, flags in PRODUCTS.items():
+            model, mode, size, trajectories = case
+            tokens = TOKENS * trajectories
+            key = memory_series(model, "cpu", mode, size).key(tokens)._replace(table=table)
+            if bench.cells.get(key):
+                continue
+            if bench.out_of_time:
+                raise OutOfTime
+            found = dataclasses.replace(peak(model, mode, size, tokens, flags), key=key)
+            bench.cells.add(found)
+            words = f"measured {found.measured} against {found.total}"
+            print(f"{words}: {' '.join(map(str, key))}", flush=True)
 
 
-def peak_of(model: str, mode: str, size: int, tokens: int) -> dict[str, Any]:
-    """What `scripts.bench.peak` measures, in a process of its own."""
+def peak(model: str, mode: str, size: int, tokens: int, flags: str = "") -> Cell:
+    """What `scripts.bench.peak` measures, in a process of its own with further flags of XLA's."""
+    given = os.environ.get("XLA_FLAGS", "")
     done = subprocess.run(
         [sys.executable, "-m", "scripts.bench.peak", model, mode, str(size), str(tokens)],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
+        env={**os.environ, "XLA_FLAGS": f"{given} {flags}".strip()},
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    values = json.loads(done.stdout.splitlines()[-1])
+    return Cell(**{**values, "key": Key(*values["key"])})

@@ -20,6 +20,7 @@ TOKENS = 4_000
 
 TRAJECTORIES = (4, 8, 16, 32, 64, 128)
 NOT_COMPILED = "–"
+WITHOUT = "measured without YNNPACK"
 _FIT, _OUT, _OPEN = "#4c9f70", "#c8553d", "#dddddd"
 
 CLAIMS = (
@@ -202,29 +203,23 @@ def layer(cells: Sequence[Cell]) -> str:
 
 def measured(cells: Sequence[Cell]) -> str:
     """Planned and measured bytes on simulated CPU devices."""
-    rows = [
-        [
-            cell.key.model,
-            _name(cell.key.memory, cell.key.ring),
-            f"{cell.key.tokens:,}",
-            f"{(cell.total or 0) / 2**20:,.0f}",
-            f"{cell.measured / 2**20:,.0f}",
-            f"{cell.measured / (cell.total or 1):.2f}",
-            f"{cell.seconds:.1f}",
-        ]
-        for cell in select(cells, table="measured")
-        if cell.measured
-    ]
-    header = [
-        "model",
-        "memory",
-        "tokens",
-        "planned, MiB",
-        "measured, MiB",
-        "measured ÷ planned",
-        "s a step",
-    ]
-    return table(header, rows) if rows else ""
+    alone = {c.key._replace(table="measured"): c for c in select(cells, table=WITHOUT)}
+    rows = []
+    for cell in select(cells, table="measured"):
+        key = cell.key
+        row = [key.model, _name(key.memory, key.ring), f"{key.tokens:,}", f"{cell.seconds:.1f}"]
+        rows.append([*row, *_against(cell), *_against(alone.get(key))])
+    header = ["model", "memory", "tokens", "s a step"]
+    found = ["planned, MiB", "measured, MiB", "measured ÷ planned"]
+    bare = [f"without YNNPACK: {found[0]}", *found[1:]]
+    return table([*header, *found, *bare], rows) if rows else ""
+
+
+def _against(cell: Cell | None) -> list[str]:
+    if cell is None or not cell.total or not cell.measured:
+        return [NOT_COMPILED] * 3
+    sizes = [f"{each / 2**20:,.0f}" for each in (cell.total, cell.measured)]
+    return [*sizes, f"{cell.measured / cell.total:.2f}"]
 
 
 def compilers(cells: Sequence[Cell]) -> str:

@@ -1,8 +1,8 @@
 """What a training step really takes on simulated CPU devices, in a process of its own.
 
-`python -m scripts.bench.peak MODEL MODE RING TOKENS` runs two steps of a model of
-`scripts.bench.context` and prints, as JSON, the bytes of one device that were in use at the second
-step's worst moment, and its seconds.
+`python -m scripts.bench.peak MODEL MODE RING TOKENS` plans a step of a model of
+`scripts.bench.context`, runs it twice and prints, as JSON, the cell of the plan with the bytes of
+one device that were in use at the second step's worst moment, and its seconds.
 
 The peak is Linux's: the high-water mark of resident memory, reset before the step. The baseline is
 what was resident then, given back to the system as far as malloc does, with the step's operands in
@@ -10,6 +10,7 @@ it; these are added as they lie on the devices.
 """
 
 import ctypes
+import dataclasses
 import json
 import sys
 import time
@@ -26,14 +27,16 @@ def main(model: str, mode: str, size: int, tokens: int) -> None:
     ring.simulate_devices(size)
     from agent import ahead, checkpoint
     from agent.sharding import make_mesh, shard_bytes
+    from scripts.bench.cells import compiled
     from scripts.bench.context import memory_series
     from scripts.bench.train import random_batch
 
-    config = memory_series(model, "cpu", mode, size).config
-    steps = tokens // config.tokens_per_step
+    series = memory_series(model, "cpu", mode, size)
+    planned = compiled(series, tokens)
+    config, (rows, steps) = series.config, series.shape(tokens)
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        step = ahead.lower_step(config, mesh, 1, steps).compile()
+        step = ahead.lower_step(config, mesh, rows, steps).compile()
         state = checkpoint.initial_state(config, mesh)
         batch = random_batch(mesh, steps)
         state, values = step(state, batch)  # the first one starts threads and fills caches
@@ -44,7 +47,8 @@ def main(model: str, mode: str, size: int, tokens: int) -> None:
         jax.block_until_ready(step(state, batch))
         seconds = time.perf_counter() - start
     used = _status("VmHWM") - before
-    print(json.dumps({"measured": used // size + held, "seconds": round(seconds, 2)}))
+    found = dataclasses.replace(planned, measured=used // size + held, seconds=round(seconds, 2))
+    print(json.dumps(dataclasses.asdict(found)))
 
 
 def _reset() -> int:

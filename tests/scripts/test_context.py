@@ -105,6 +105,8 @@ MADE = [
     cell(16_384, 1, table="layer", model="2x1024x16", temporaries=500 * 2**20),
     cell(16_384, 1, table="layer", model="4x1024x16", temporaries=700 * 2**20),
     cell(16_000, 1, table="measured", measured=int(1.1 * GIB)),
+    cell(16_000, 0.5, table=context_report.WITHOUT, measured=int(0.51 * GIB)),
+    cell(32_000, 1, table="measured", measured=int(1.3 * GIB)),
 ]
 
 
@@ -123,7 +125,9 @@ def test_tables_mark_what_is_out_and_what_is_implied():
     # 100 MiB a layer, of which 48 are gradients of 12 · 1024² parameters.
     assert "52 (3.2 bch)" in context_report.layer(MADE)
     assert "300 (18.8 bch)" in context_report.layer(MADE)
-    assert "| 1.10" in context_report.measured(MADE)
+    rows = context_report.measured(MADE).splitlines()[-2:]
+    ratios = [[row.split("|")[at].strip() for at in (7, 10)] for row in rows]
+    assert ratios == [["1.10", "1.02"], ["1.30", "–"]]
 
 
 def test_a_page_is_filled_between_its_marks(tmp_path):
@@ -144,13 +148,10 @@ def test_plots_are_drawn(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "size"), [("bpt", 1), ("ring", 8)])
-def test_a_plan_agrees_with_what_a_step_takes(mode, size):
-    """Where activations outweigh the process itself, see docs/long_context.md.
-
-    Within 15 % with jax 0.12; the runtime of jax 0.10.2 took up to 19 % more than its plan.
-    """
-    tokens = 16_000
-    series = context.memory_series(context.WIDE, "cpu", mode, size)
-    planned = cells.plan(series.config, cells.targets.parse(series.target), shape=(1, tokens // 4))
-    found = context.peak_of(context.WIDE, mode, size, tokens)["measured"]
-    assert 0.85 <= found / planned.total <= 1.25
+@pytest.mark.parametrize("table", list(context.PRODUCTS))
+def test_a_plan_agrees_with_what_a_step_takes(mode, size, table):
+    """With YNNPACK steps take more than planned, by its buffers: see docs/long_context.md."""
+    found = context.peak(context.WIDE, mode, size, 16_000, context.PRODUCTS[table])
+    assert (
+        0.85 <= found.measured / found.total <= (1.15 if table == context_report.WITHOUT else 1.25)
+    )
