@@ -68,13 +68,10 @@ def main(options: Sequence[str]) -> None:
     )
     around, alone = step(config), step(by_bpt(config))
     for name, each in (("ring", around), ("bpt", alone)):
-        print(
-            f"{name:5} loss {each.loss:.9f}  gradient's norm {np.linalg.norm(each.gradient):.9f}"
-            f"  {each.seconds:.1f} s"
-        )
+        print(f"{name:5} loss {each.loss:.9f}  {each.seconds:.1f} s")
     found = apart(around, alone)
     print(
-        f"apart by {found.loss:.1e} of the loss, {found.gradient:.1e} of the gradient's norm and "
+        f"apart by {found.loss:.1e} of the loss, {found.gradient:.1e} of the norm of the gradients and "
         f"{found.largest:.1e} of its largest element"
     )
 
