@@ -71,8 +71,8 @@ def main(options: Sequence[str]) -> None:
         print(f"{name:5} loss {each.loss:.9f}  {each.seconds:.1f} s")
     found = apart(around, alone)
     print(
-        f"apart by {found.loss:.1e} of the loss, {found.gradient:.1e} of the norm of the gradients and "
-        f"{found.largest:.1e} of its largest element"
+        f"apart by {found.loss:.1e} of the loss, {found.gradient:.1e} of the gradients' norm and "
+        f"{found.largest:.1e} of their largest element"
     )
 
 
