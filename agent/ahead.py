@@ -13,26 +13,41 @@ import numpy as np
 from jax.sharding import Mesh
 
 from agent import checkpoint, networks, training
-from agent.config import TrainConfig
-from data.batches import Batch, positions, sharding
-from data.sampling import sequences
+from agent.config import TRANSFORMERS, TrainConfig
+from data.batches import Batch, padded, sharding
+from data.sampling import sequences, trajectory_counts
 
 
-def batch_shape(config: TrainConfig, trajectories: int | None = None) -> tuple[int, int]:
-    """B and S, padded as on the mesh, of a training batch of whole episodes.
+def batch_shape(config: TrainConfig) -> tuple[int, int]:
+    """B and S, padded as on the mesh, of the training batch that takes the most memory.
 
-    Args:
-        config: of the run.
-        trajectories: n of every chain, by default the most that there may be (method at).
+    Of the n that chains may have (method at), it is that whose batches have the most tokens, or,
+    where scores exist whole (memory plain), the most scores, padding not counted.
+
+    Raises:
+        ValueError: a chain has more tokens than an order, an int32, can count.
     """
     whole = networks.dimensions(config).timesteps
-    steps = {"at": (trajectories or config.data.trajectories) * whole, "dt_long": whole}
-    windows = 1 if config.method in networks.CLONED_FRACTION else config.data.window
-    steps = steps.get(config.method, windows)
-    per_step = 1 if config.method in networks.CLONED_FRACTION else config.tokens_per_step
-    multiple = config.resolved().data.multiple or 1
-    rows = sequences(steps * per_step, config.data.batch_tokens, multiple)
-    return rows, len(positions(steps, config.mesh.ring, "zigzag"))
+    steps = {"at": whole, "dt_long": whole, "dt": config.data.window}.get(config.method, 1)
+    counts = [1]
+    if config.method == "at":
+        most = config.data.trajectories
+        counts = [most] if config.data.fixed else trajectory_counts(most)
+    power = 2 if config.model.memory == "plain" else 1
+    shapes = [(_rows(config, n * steps), n * steps) for n in reversed(counts)]
+    rows, steps = max(shapes, key=lambda shape: (shape[0] * shape[1] ** power, shape[1]))
+    return rows, padded(steps, config.mesh.ring)
+
+
+def _rows(config: TrainConfig, steps: int) -> int:
+    """Sequences of so many steps in a batch."""
+    tokens = steps * (config.tokens_per_step if config.method in TRANSFORMERS else 1)
+    if tokens >= 2**31:
+        raise ValueError(
+            f"data.trajectories={config.data.trajectories} make a sequence of {tokens:,} tokens; "
+            f"fewer than {2**31:,} can be told apart"
+        )
+    return sequences(tokens, config.data.batch_tokens, config.resolved().data.multiple or 1)
 
 
 def abstract_batch(config: TrainConfig, mesh: Mesh, rows: int, steps: int) -> Batch:
@@ -110,8 +125,8 @@ def compile_program(lowered: jax.stages.Lowered, dump: Path | None = None) -> Co
     try:
         program = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+        if "RESOURCE_EXHAUSTED" not in str(error) or "vmem" in str(error):
+            raise  # vmem is no memory that a shorter sequence would spare
         message = str(error).removeprefix("RESOURCE_EXHAUSTED: ").splitlines()[0]
         return Refused(message, _needed(message))
     sizes: Any = program.memory_analysis()

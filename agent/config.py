@@ -243,6 +243,10 @@ class TrainConfig:
                 f"method={self.method} has no residual branches to drop from, got "
                 f"model.dropout={model.dropout}; use 0"
             )
+        if self.method not in TRANSFORMERS and model.dtype != "float32":
+            raise ValueError(
+                f"method={self.method} computes in float32, got model.dtype={model.dtype}"
+            )
         if self.method in ("dt", "dt_long") and model.packing != "rsa":
             raise ValueError(
                 f"method={self.method} reads (R̂, s, a): use model.packing=rsa, not {model.packing}"

@@ -1,10 +1,11 @@
 """What a training step takes by count: bytes, operations and seconds, before any compiler is asked.
 
-Bytes are those of one device. "Kept" and "working" activations are estimates from the shapes that
-the blocks make (`agent.model`, `ring.blockwise`); the compiler's figures stand beside them in a
-plan (`agent.plan`). All else is exact.
+Bytes are those of one device. What the step is handed is exact; gradients, activations and what is
+in flight are estimates from the shapes that the blocks make (`agent.model`, `ring.blockwise`), and
+the compiler's figures stand beside them in a plan (`agent.plan`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,9 +57,7 @@ def bytes_of(config: TrainConfig, mesh: Mesh, rows: int, steps: int) -> Bytes:
     """Of a training step on B = rows chains of S = steps steps, padding included."""
     state = checkpoint.abstract_state(config, mesh)
     parameters = shard_bytes(state.parameters)
-    kept, working, in_flight = 0, 0, 0
-    if config.method in TRANSFORMERS:
-        kept, working, in_flight = _activations(config, rows, steps)
+    kept, working, in_flight = _activations(config, rows, steps)
     return Bytes(
         parameters=parameters,
         moments=shard_bytes(state.optimizer) + shard_bytes(state.step),
@@ -74,6 +73,8 @@ def _activations(config: TrainConfig, rows: int, steps: int) -> tuple[int, int, 
     """Bytes kept, of one block's working set, and in flight."""
     model, mesh = config.model, config.mesh
     here = rows // (mesh.data * mesh.fsdp * config.optimizer.accumulation)
+    if config.method not in TRANSFORMERS:
+        return 4 * here * model.layers * model.width, 0, 0  # hidden units
     tokens = here * steps * config.tokens_per_step // mesh.ring
     size, whole = np.dtype(model.dtype).itemsize, tokens * model.width
     split = whole // mesh.tensor  # by heads
@@ -94,9 +95,13 @@ def _activations(config: TrainConfig, rows: int, steps: int) -> tuple[int, int, 
 
 
 def cache_bytes(config: TrainConfig, dtype: str) -> int:
-    """Keys and values of N trajectories when acting, for one chain in each data × fsdp shard."""
+    """Keys and values of N trajectories when acting, for one chain in each data × fsdp shard.
+
+    Methods other than at act in one trajectory.
+    """
     model, mesh = config.model, config.mesh
-    steps = config.data.trajectories * networks.dimensions(config).timesteps
+    trajectories = config.data.trajectories if config.method == "at" else 1
+    steps = trajectories * networks.dimensions(config).timesteps
     held = cache.capacity(steps, config.tokens_per_step, mesh.ring) // mesh.ring
     return 2 * model.layers * held * model.width // mesh.tensor * np.dtype(dtype).itemsize
 
@@ -117,16 +122,38 @@ class Operations:
 def operations(config: TrainConfig, parameters: int, rows: int, steps: int) -> Operations:
     """What is really computed; `agent.throughput.step_flops` is what is counted for utilisation.
 
-    Attention's backward pass computes the scores again, and the blocks are computed again but for
-    attention's output, which is saved (causal attention counted half).
+    Attention's backward pass computes the scores again: half of them under a causal mask, those
+    within trajectories where these are apart, all of them in memory mode plain. Of a block's other
+    products, a third of them the feed-forward's second, all but that one are computed again.
     """
     if config.method not in TRANSFORMERS:
         return Operations(0.0, 6.0 * parameters * rows)
     model, length = config.model, steps * config.tokens_per_step
-    attention = ring.cost.attention_flops(1, length, 1, model.width, backward=True)
+    whole = model.memory == "plain"
+    count = 1 if whole else _apart(config, steps)
+    attention = count * ring.cost.attention_flops(
+        1, length // count, 1, model.width, causal=not whole, backward=True
+    )
     forward = ring.cost.sequence_flops(1, model.width, length)
     forward -= ring.cost.attention_flops(1, length, 1, model.width)
-    return Operations(rows * model.layers * attention, rows * model.layers * 4 * forward)
+    other = (3 + 2 / 3) * forward
+    return Operations(rows * model.layers * attention, rows * model.layers * other)
+
+
+def _apart(config: TrainConfig, steps: int) -> int:
+    """Trajectories of a sequence that do not see each other; 1 where they do."""
+    if config.method != "at" or config.model.cross_episode:
+        return 1
+    return max(1, steps // networks.dimensions(config).timesteps)
+
+
+def _hops(config: TrainConfig, steps: int) -> int:
+    """How often keys are sent on: R − 1 times, or as far as a trajectory that is apart reaches."""
+    size, count = config.mesh.ring, _apart(config, steps)
+    if count == 1:
+        return size - 1
+    of_device, length = steps // size, networks.dimensions(config).timesteps
+    return max(((i + 1) * length - 1) // of_device - i * length // of_device for i in range(count))
 
 
 @dataclass(frozen=True)
@@ -138,19 +165,22 @@ class StepTime:
         other: all other products.
         transfer: keys, values and gradients around the ring, were nothing computed meanwhile.
         exposed: of these, what no product hides.
-        parameters: gathering them twice and summing their gradients once, hidden by nothing.
+        partial: sums of activations over mesh.tensor, hidden by nothing.
+        parameters: gathering them twice and summing their gradients once for each part of a batch,
+            hidden by nothing.
     """
 
     attention: float
     other: float
     transfer: float
     exposed: float
+    partial: float
     parameters: float
 
     @property
     def total(self) -> float:
         """All that takes time."""
-        return self.attention + self.other + self.exposed + self.parameters
+        return self.attention + self.other + self.exposed + self.partial + self.parameters
 
 
 def step_time(
@@ -161,7 +191,7 @@ def step_time(
     rows: int,
     steps: int,
     flops_per_second: float,
-    link: float,
+    link: Callable[[int], float],
     hidden: bool,
 ) -> StepTime:
     """Expected seconds of a step.
@@ -173,22 +203,33 @@ def step_time(
         rows: B.
         steps: S.
         flops_per_second: that a device is expected to reach.
-        link: bytes a second from device to device; infinity where there is none.
+        link: bytes a second of the slowest link among so many neighbouring devices; infinity
+            where there is none.
         hidden: the ring's messages travel while products run, all but the last of each layer's
             backward pass, which brings gradients home.
     """
     model, mesh = config.model, config.mesh
-    devices = mesh.devices
-    attention = work.attention / devices / flops_per_second
-    other = work.other / devices / flops_per_second
-    transfer = exposed = 0.0
-    if mesh.ring > 1:
+    size = np.dtype(model.dtype).itemsize
+    attention = work.attention / mesh.devices / flops_per_second
+    other = work.other / mesh.devices / flops_per_second
+    transfer = exposed = partial = 0.0
+    if config.method in TRANSFORMERS:
         tokens = rows // (mesh.data * mesh.fsdp) * steps * config.tokens_per_step / mesh.ring
-        hop = model.layers * tokens * model.width / mesh.tensor / link
-        size = np.dtype(model.dtype).itemsize
-        home = 8 * hop
-        transfer = (2 * (mesh.ring - 1) * 2 * size + 8 * (mesh.ring - 1)) * hop + home
+        numbers = model.layers * tokens * model.width  # of activations, of all layers
+        hop = numbers / mesh.tensor / link(mesh.ring * mesh.tensor)
+        hops = _hops(config, steps)
+        home = 8 * hop if hops else 0.0
+        transfer = hops * (2 * 2 * size + 8) * hop + home
         exposed = home + max(0.0, transfer - home - attention) if hidden else transfer
+        # Of both outputs of a block forward, of attention's again, and of both inputs' gradients.
+        partial = 5 * _summed(mesh.tensor) * numbers * size / link(mesh.tensor)
     shards = mesh.fsdp * mesh.ring
-    sent = bytes_.parameters * (shards - 1) * (2 * np.dtype(model.dtype).itemsize / 4 + 1)
-    return StepTime(attention, other, transfer, exposed, sent / link)
+    gathered = (shards - 1) * 3 * size / 4 / link(shards * mesh.tensor)
+    summed = _summed(mesh.data) * size / 4 / link(mesh.devices)
+    parameters = config.optimizer.accumulation * bytes_.parameters * (gathered + summed)
+    return StepTime(attention, other, transfer, exposed, partial, parameters)
+
+
+def _summed(devices: int) -> float:
+    """How often a device sends an array that is summed over so many devices, in a ring."""
+    return 2 * (devices - 1) / devices

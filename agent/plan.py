@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 import ring
 from agent import ahead, buffers, estimate, networks, throughput
 from agent.ahead import Compiled, Refused
-from agent.config import TRANSFORMERS, Dtype, MeshConfig, TrainConfig
+from agent.config import TRANSFORMERS, Dtype, TrainConfig
 from agent.estimate import StepTime
 from ring import schedule
 from ring.targets import Target, devices
@@ -32,8 +32,9 @@ WAITING = 2
 """Batches that training holds beside the one it computes with: drawn ahead, and not yet freed."""
 
 EFFICIENCY = 0.35
-"""Fraction of the peak that products are expected to reach: what the Ring Attention paper's runs
-did on A100 and TPU v4 (figure 3 there)."""
+"""Fraction of the peak that products are expected to reach, those that are computed again included.
+The Ring Attention paper's runs on A100 and TPU v4 did about as much without counting those (figure
+3 there)."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class Plan:
         return self.program.needed + self.counted.arguments + waiting
 
     @property
+    def trajectories(self) -> int:
+        """Of a sequence, whole ones."""
+        return self.steps // networks.dimensions(self.config).timesteps
+
+    @property
     def fits(self) -> bool:
         """Whether a device has room for it."""
         if isinstance(self.program, Refused):
@@ -101,11 +107,6 @@ class Plan:
     def in_flight(self) -> int | None:
         """Bytes of keys, values and gradients under way at the same time in the program."""
         return schedule.in_flight(self.program.text) if isinstance(self.program, Compiled) else None
-
-    @property
-    def hidden(self) -> bool:
-        """Whether products hide the ring's messages: all but the one that brings gradients home."""
-        return overlaps(self.collectives)
 
 
 def available(target: Target) -> int:
@@ -129,18 +130,24 @@ def filled(config: TrainConfig, target: Target) -> TrainConfig:
 
     As it is, if its mesh has as many; else the ring takes all devices of which each still gets a
     block of the longest chain, and `data` the rest. Without a ring `data` takes all.
+
+    Raises:
+        ValueError: settings that cannot work on any mesh.
     """
     if config.mesh.devices == target.size:
         return config
+    # Another mesh may not divide the sequences of a run that began elsewhere, or its rollouts.
+    data = dataclasses.replace(config.data, multiple=None)
+    one = dataclasses.replace(config.mesh, data=1, fsdp=1, ring=1, tensor=1)
+    alone = dataclasses.replace(config, data=data, mesh=one, evaluate_rollouts=0)
+    alone.check()
     ring_size = 1
     if config.method in TRANSFORMERS and config.model.memory == "ring":
-        alone = dataclasses.replace(config, mesh=MeshConfig())
         tokens = ahead.batch_shape(alone)[1] * config.tokens_per_step
         whole = max(1, tokens // config.model.block_size)
         ring_size = max(r for r in range(1, target.size + 1) if not target.size % r and r <= whole)
-    mesh = MeshConfig(data=target.size // ring_size, ring=ring_size)
-    data = dataclasses.replace(config.data, multiple=None)  # of a run that began elsewhere
-    return dataclasses.replace(config, mesh=mesh, data=data)
+    mesh = dataclasses.replace(one, data=target.size // ring_size, ring=ring_size)
+    return dataclasses.replace(alone, mesh=mesh)
 
 
 def mesh_of(config: TrainConfig, target: Target) -> Mesh:
@@ -191,10 +198,9 @@ def plan(
         dump = Path(folder) if explain else None
         program = ahead.compile_program(ahead.lower_step(config, mesh, rows, steps), dump)
         largest = buffers.largest(dump) if dump else []
-    around = schedule.collectives(program.text) if isinstance(program, Compiled) else {}
+    messages = schedule.collectives(program.text) if isinstance(program, Compiled) else {}
     peak = _peak(config, target, mesh)
-    neighbours = config.mesh.ring * config.mesh.tensor
-    link = target.link(neighbours if neighbours > 1 else config.mesh.devices)
+    around = target.link(config.mesh.ring * config.mesh.tensor)
     return Plan(
         config=config,
         target=target,
@@ -208,7 +214,7 @@ def plan(
         model_flops=throughput.step_flops(config, parameters, rows, steps),
         hardware_flops=work.attention + work.other,
         block=steps * config.tokens_per_step // config.mesh.ring,
-        minimum_block=_minimum_block(config, peak, link),
+        minimum_block=_minimum_block(config, peak, around),
         seconds=estimate.step_time(
             config,
             work,
@@ -216,8 +222,8 @@ def plan(
             rows=rows,
             steps=steps,
             flops_per_second=efficiency * peak,
-            link=link or float("inf"),
-            hidden=overlaps(around),
+            link=lambda neighbours: target.link(neighbours) or float("inf"),
+            hidden=isinstance(program, Compiled) and overlaps(messages),
         ),
         buffers=largest,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent import estimate
 from agent.ahead import batch_shape
-from agent.config import TRANSFORMERS, MeshConfig, TrainConfig
+from agent.config import TRANSFORMERS, TrainConfig
 from agent.plan import Plan, mesh_of, plan
 from ring.targets import Target
 
@@ -20,14 +20,26 @@ class Change:
     """Another run, or another target for it.
 
     Attributes:
-        words: what is changed, as flags.
         config: of the run, changed.
         target: to run it on.
+        note: what the flags do not tell.
     """
 
-    words: str
     config: TrainConfig
     target: Target
+    note: str = ""
+
+    def words(self, asked: TrainConfig, target: Target) -> str:
+        """The flags that make this of what was asked for."""
+        before, after = asked.to_json(), self.config.to_json()
+        flags = [] if self.target == target else [f"--target {self.target}"]
+        for group in ("data", "model", "optimizer", "mesh"):
+            for name, value in after[group].items():
+                if value != before[group][name]:
+                    flags.append(f"--{group}.{name.replace('_', '-')} {value}")
+        if self.config.evaluate_rollouts != asked.evaluate_rollouts:
+            flags.append(f"--evaluate-rollouts {self.config.evaluate_rollouts}")
+        return " ".join(flags) + (f", {self.note}" if self.note else "")
 
 
 def suggestions(refused: Plan, efficiency: float) -> Iterator[tuple[Change, Plan]]:
@@ -60,29 +72,25 @@ def changes(refused: Plan) -> Iterator[Change]:
     model, mesh = config.model, config.mesh
     transformer = config.method in TRANSFORMERS
     if model.memory in ("plain", "memory_efficient") and transformer:
-        yield Change("--model.memory bpt", _with(config, model={"memory": "bpt"}), target)
+        yield Change(_with(config, model={"memory": "bpt"}), target)
     if transformer and mesh.ring < target.size:
-        yield _ring(config, target, f"--model.memory ring --mesh.ring {target.size}")
+        yield _ring(config, target)
     here = refused.rows // (mesh.data * mesh.fsdp * config.optimizer.accumulation)
     if here > 1:
         parts = here * config.optimizer.accumulation
-        words = f"--optimizer.accumulation {parts}"
-        yield Change(words, _with(config, optimizer={"accumulation": parts}), target)
-    if model.dtype == "float32":
-        words = "--model.dtype bfloat16, which halves the evaluation cache too"
-        yield Change(words, _with(config, model={"dtype": "bfloat16"}), target)
-    if transformer and target.platform != "cpu":
-        larger = target.doubled()
-        words = f"--target {larger} --model.memory ring --mesh.ring {larger.size}"
-        yield _ring(config, larger, words)
+        yield Change(_with(config, optimizer={"accumulation": parts}), target)
+    if model.dtype == "float32" and transformer:
+        note = "which halves the evaluation cache too" if config.method != "dt" else ""
+        yield Change(_with(config, model={"dtype": "bfloat16"}), target, note)
+    if transformer and target.platform != "cpu" and (larger := target.doubled()):
+        yield _ring(config, larger)
     if config.method == "at" and model.packing in ("rsar", "rsard"):
         ratio = config.tokens_per_step
-        words = f"--model.packing step{_flag(config, ratio)}, {ratio} times fewer tokens"
-        yield Change(words, _shorter(config, ratio, model={"packing": "step"}), target)
+        shorter = _shorter(config, ratio, model={"packing": "step"})
+        yield Change(shorter, target, f"{ratio} times fewer tokens")
     ratio = 2
     while config.method == "at" and (fewer := config.data.trajectories // ratio):
-        words = f"--data.trajectories {fewer}{_flag(config, ratio)}"
-        yield Change(words, _shorter(config, ratio, data={"trajectories": fewer}), target)
+        yield Change(_shorter(config, ratio, data={"trajectories": fewer}), target)
         ratio *= 2
 
 
@@ -92,13 +100,9 @@ def _shorter(config: TrainConfig, ratio: int, **groups: dict[str, Any]) -> Train
     return _with(config, **{**groups, "data": {**tokens, **groups.get("data", {})}})
 
 
-def _flag(config: TrainConfig, ratio: int) -> str:
-    return f" --data.batch-tokens {max(1, config.data.batch_tokens // ratio)}"
-
-
-def _ring(config: TrainConfig, target: Target, words: str) -> Change:
-    changed = _with(config, model={"memory": "ring"})
-    return Change(words, dataclasses.replace(changed, mesh=MeshConfig(ring=target.size)), target)
+def _ring(config: TrainConfig, target: Target) -> Change:
+    mesh = {"data": 1, "fsdp": 1, "ring": target.size, "tensor": 1}
+    return Change(_with(config, model={"memory": "ring"}, mesh=mesh), target)
 
 
 def _with(config: TrainConfig, **groups: dict[str, Any]) -> TrainConfig:

@@ -77,8 +77,12 @@ def positions(steps: int, ring_size: int, how: Layout) -> np.ndarray:
     """
     if ring_size == 1:
         return np.arange(steps)
-    length = -(-steps // (2 * ring_size)) * 2 * ring_size
-    return getattr(layout, how)(length, ring_size)
+    return getattr(layout, how)(padded(steps, ring_size), ring_size)
+
+
+def padded(steps: int, ring_size: int) -> int:
+    """S: so many steps, and what is missing to two chunks of equal length for each device."""
+    return steps if ring_size == 1 else -(-steps // (2 * ring_size)) * 2 * ring_size
 
 
 def sharding(mesh: Mesh) -> NamedSharding:

@@ -49,7 +49,7 @@ RATES: dict[str, Rates] = {
 # What JAX calls them; the first that a device's kind contains.
 _NAMES = {
     "A100": "a100-80",
-    "H100": "h100",
+    "H100 80GB HBM3": "h100",  # on cards for PCIe it is slower
     "H200": "h200",
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",

@@ -27,7 +27,7 @@ GPUS_PER_HOST = 8
 
 
 class _Tpu(NamedTuple):
-    axes: int  # of a slice
+    pod: tuple[int, ...]  # the largest there is, ascending
     memory: int  # bytes of a device
     options: dict[str, str]
 
@@ -47,10 +47,10 @@ class _Gpu(NamedTuple):
 # Memory as libtpu states it when it refuses a program. A v4 chip is one device of two cores, as it
 # is on a real slice; libtpu would describe each core as a device.
 _TPUS = {
-    "v4": _Tpu(3, int(30.75 * GIB), {"chip_config_name": "megacore"}),
-    "v5e": _Tpu(2, int(15.75 * GIB), {}),
-    "v5p": _Tpu(3, int(95.73 * GIB), {}),
-    "v6e": _Tpu(2, int(31.24 * GIB), {}),
+    "v4": _Tpu((16, 16, 16), int(30.75 * GIB), {"chip_config_name": "megacore"}),
+    "v5e": _Tpu((16, 16), int(15.75 * GIB), {}),
+    "v5p": _Tpu((16, 20, 28), int(95.73 * GIB), {}),
+    "v6e": _Tpu((16, 16), int(31.24 * GIB), {}),
 }
 # As in OpenXLA, xla/backends/gpu/target_config/specs, the H200's memory rounded down. JAX takes
 # three quarters of it unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
@@ -97,7 +97,9 @@ class Target(NamedTuple):
     @property
     def compiler(self) -> str:
         """The package that the compiler comes with."""
-        return {"tpu": "libtpu", "cuda": "jax-cuda12-plugin", "cpu": "jaxlib"}[self.platform]
+        if self.platform == "cuda":
+            return f"jax-cuda{13 if _found('jax_plugins.xla_cuda13') else 12}-plugin"
+        return {"tpu": "libtpu", "cpu": "jaxlib"}[self.platform]
 
     @property
     def rates(self) -> Rates | None:
@@ -108,16 +110,20 @@ class Target(NamedTuple):
         """Bytes a second of the slowest link around a ring of so many devices in a row."""
         if self.rates is None:
             return None
-        inside = self.platform != "cuda" or neighbours <= GPUS_PER_HOST
+        within = neighbours <= GPUS_PER_HOST and (
+            self.size <= GPUS_PER_HOST or GPUS_PER_HOST % neighbours == 0  # else some straddle
+        )
+        inside = self.platform != "cuda" or within
         return self.rates.link if inside else self.rates.network
 
-    def doubled(self) -> "Target":
-        """Twice the devices: the shortest axis of a slice twice as long."""
+    def doubled(self) -> "Target | None":
+        """Twice the devices: the shortest axis of a slice twice as long; None beyond a pod."""
         axis = self.shape.index(min(self.shape))
         shape = tuple(size * (1 + (at == axis)) for at, size in enumerate(self.shape))
         if self.platform == "cuda" and self.size > GPUS_PER_HOST // 2:
             shape = (_hosts(self._replace(shape=shape)) * GPUS_PER_HOST,)
-        return self._replace(shape=tuple(sorted(shape)))
+        more = self._replace(shape=tuple(sorted(shape)))
+        return None if more.platform == "tpu" and _unavailable(more) else more
 
 
 def parse(name: str) -> Target:
@@ -132,7 +138,7 @@ def parse(name: str) -> Target:
     shape = tuple(int(size) for size in sizes.split("x") if size.isdecimal())
     axes, what, example = 1, "a number of devices", "8"
     if kind in _TPUS:
-        platform, axes = "tpu", _TPUS[kind].axes
+        platform, axes = "tpu", len(_TPUS[kind].pod)
         what, example = "a slice by its shape", "2x4" if axes == 2 else "2x2x2"
     elif kind in _GPUS:
         platform = "cuda"
@@ -144,12 +150,28 @@ def parse(name: str) -> Target:
     target = Target(platform, kind, shape)
     if str(target) != name or len(shape) != axes or target.size < 1:
         raise ValueError(f"target {name!r}: name {what}, such as {kind}:{example}")
+    if platform == "tpu" and (why := _unavailable(target)):
+        raise ValueError(f"target {name!r}: {why}")
     filled = _hosts(target) * GPUS_PER_HOST
     if platform == "cuda" and GPUS_PER_HOST < target.size < filled:
         raise ValueError(
             f"target {name!r}: GPUs fill hosts of {GPUS_PER_HOST}; try {kind}:{filled}"
         )
     return target
+
+
+def _unavailable(target: Target) -> str:
+    """What is wrong with a slice that cannot be had; libtpu compiles for any shape."""
+    pod = _TPUS[target.kind].pod
+    if any(size > most for size, most in zip(sorted(target.shape), pod, strict=True)):
+        return f"a pod of {target.kind} is {'x'.join(map(str, pod))}"
+    flat = len(pod) == 2
+    if all(
+        size in (1, 2, 4, 8, 16) if flat else size in (1, 2) or size % 4 == 0
+        for size in target.shape
+    ):
+        return ""
+    return f"sides of a slice are {'powers of two' if flat else '1, 2 or multiples of 4'}"
 
 
 def _hosts(target: Target) -> int:

@@ -28,13 +28,15 @@ import tyro
 import ring
 from agent.ahead import Compiled, Refused
 from agent.checkpoint import CONFIG
-from agent.config import TrainConfig
+from agent.config import TRANSFORMERS, TrainConfig
 from agent.plan import EFFICIENCY, PREALLOCATED, USABLE, WAITING, Plan, filled, plan
 from agent.presets import PRESETS
 from ring import targets
+from ring.mesh import AXES
 from scripts import command
 
 OOM = 1
+MESH = tuple(f"--mesh.{axis}" for axis in AXES)
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,13 @@ class Request:
     suggestions: int = 3
 
 
-def parse(arguments: Sequence[str]) -> tuple[Request, TrainConfig]:
-    """The request of a command line, and the settings that it began with.
+def parse(arguments: Sequence[str]) -> Request:
+    """The request of a command line.
 
     Raises:
         FileNotFoundError: the first argument is neither a preset nor the folder of a run.
+        ValueError: it is the folder of a run whose settings cannot be read, or an option is out of
+            its range.
     """
     choices = {name: (preset.description, _preset(name)) for name, preset in PRESETS.items()}
     arguments = list(arguments)
@@ -74,7 +78,14 @@ def parse(arguments: Sequence[str]) -> tuple[Request, TrainConfig]:
         for name, (about, config) in choices.items()
     }
     request = tyro.extras.overridable_config_cli(wrapped, description=__doc__, args=arguments)
-    return request, choices[arguments[0]][1]
+    if not 0 < request.efficiency <= 1:
+        raise ValueError(f"efficiency={request.efficiency} is no fraction of a peak; use 0.35, say")
+    if request.suggestions < 0:
+        raise ValueError(f"suggestions={request.suggestions} must not be negative; 0 tries none")
+    if not request.task:
+        return request
+    data = replace(request.config.data, tasks=(request.task,))
+    return replace(request, config=replace(request.config, data=data))
 
 
 def _preset(name: str) -> TrainConfig:
@@ -89,28 +100,41 @@ def _run(folder: Path) -> TrainConfig:
             f"{folder} is neither a preset ({', '.join(PRESETS)}) nor the folder of a run: there "
             f"is no {path}"
         )
-    return TrainConfig.from_json(json.loads(path.read_text()))
+    try:
+        return TrainConfig.from_json(json.loads(path.read_text()))
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is not what training writes ({type(error).__name__}: {error}); was it "
+            f"changed, or written by another version?"
+        ) from error
 
 
 def main(arguments: Sequence[str]) -> int:
     """Plan, print, and return the exit status."""
-    request, original = parse(arguments)
+    request = parse(arguments)
     target = targets.parse(request.target)
     _prepare(target)
-    config = request.config
-    if request.task:
-        config = replace(config, data=replace(config.data, tasks=(request.task,)))
-    given = config.mesh != original.mesh
-    meant = config if given else filled(config, target)
-    meant.check()
-    for line in opening(meant, target, chosen=meant.mesh != config.mesh):
+    config = meant(arguments, request)
+    for line in opening(config, target, chosen=config.mesh != request.config.mesh):
         print(line, flush=True)
-    made = plan(meant, target, efficiency=request.efficiency, explain=request.explain)
+    made = plan(config, target, efficiency=request.efficiency, explain=request.explain)
     for line in lines(made, request.efficiency):
         print(line)
     if not made.fits and request.suggestions:
-        suggest(made, request)
+        suggest(made, request, target)
     return 0 if made.fits else OOM
+
+
+def meant(arguments: Sequence[str], request: Request) -> TrainConfig:
+    """What is planned: on the mesh of the command line, or on one that fills the target.
+
+    Raises:
+        ValueError: settings that cannot work.
+    """
+    given = any(name.startswith(MESH) for name in arguments)
+    config = request.config if given else filled(request.config, targets.parse(request.target))
+    config.check()
+    return config
 
 
 def _prepare(target: targets.Target) -> None:
@@ -147,11 +171,13 @@ def lines(made: Plan, efficiency: float) -> Iterator[str]:
 
 def _sizes(made: Plan) -> Iterator[str]:
     config, model = made.config, made.config.model
-    yield (
-        f"network     {config.method}, {made.parameters:,} parameters: {model.layers} × "
-        f"{model.width} × {model.heads}, {model.dtype}, memory {model.memory}"
-    )
-    chain = f"n = {config.data.trajectories}, " if config.method == "at" else ""
+    network = f"network     {config.method}, {made.parameters:,} parameters: {model.layers} × "
+    if config.method not in TRANSFORMERS:
+        yield f"{network}{model.width}, float32"
+        yield f"batch       {made.rows:,} steps"
+        return
+    yield f"{network}{model.width} × {model.heads}, {model.dtype}, memory {model.memory}"
+    chain = f"n = {made.trajectories}, " if config.method == "at" else ""
     yield (
         f"batch       {chain}{made.rows} × {made.steps:,} steps of {config.tokens_per_step} "
         f"tokens, {made.block:,} tokens of a sequence on a device"
@@ -232,9 +258,11 @@ def _work(made: Plan, efficiency: float) -> Iterator[str]:
     yield (
         f"time        {time.total:.3g} s a step expected if products reach {efficiency:.0%} of "
         f"{peak}: attention {time.attention:.3g}, other products {time.other:.3g}, exposed "
-        f"messages of the ring {time.exposed:.3g} of {time.transfer:.3g}, parameters "
-        f"{time.parameters:.3g}"
+        f"messages of the ring {time.exposed:.3g} of {time.transfer:.3g}, sums over tensor "
+        f"{time.partial:.3g}, parameters {time.parameters:.3g}"
     )
+    if isinstance(made.program, Refused) and time.transfer:
+        yield "            as if nothing hid the ring's messages: there is no program to tell"
     if made.minimum_block:
         enough = "hides" if made.block >= made.minimum_block else "does not hide"
         yield (
@@ -254,7 +282,7 @@ def _messages(made: Plan) -> Iterator[str]:
         )
 
 
-def suggest(refused: Plan, request: Request) -> None:
+def suggest(refused: Plan, request: Request, target: targets.Target) -> None:
     """Try changes until enough of them fit."""
     from agent.suggest import suggestions
 
@@ -262,7 +290,8 @@ def suggest(refused: Plan, request: Request) -> None:
     fitting = 0
     for change, made in suggestions(refused, request.efficiency):
         total = "" if made.total is None else size(made.total)
-        print(f"{'FITS' if made.fits else 'OOM':5}{total:>12}  {change.words}", flush=True)
+        words = change.words(request.config, target)
+        print(f"{'FITS' if made.fits else 'OOM':5}{total:>12}  {words}", flush=True)
         fitting += made.fits
         if fitting == request.suggestions:
             return

@@ -68,12 +68,7 @@ class Cells:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._cells: dict[Key, Cell] = {}
-        if path.exists():
-            with path.open(newline="") as lines:
-                for row in csv.DictReader(lines):
-                    cell = _cell(row)
-                    self._cells[cell.key] = cell
+        self._cells = _read(path)
 
     def __iter__(self) -> Iterator[Cell]:
         """In order of their keys."""
@@ -84,8 +79,8 @@ class Cells:
         return self._cells.get(key)
 
     def add(self, cell: Cell) -> None:
-        """Keep a cell; the file is replaced whole."""
-        self._cells[cell.key] = cell
+        """Keep a cell, beside those that others have added; the file is replaced whole."""
+        self._cells = {**_read(self._path), cell.key: cell}
         names = [*Key._fields, *(f.name for f in dataclasses.fields(Cell) if f.name != "key")]
         text = io.StringIO()
         writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -95,6 +90,13 @@ class Cells:
             writer.writerow({**each.key._asdict(), **rest})
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._path, text.getvalue().encode())
+
+
+def _read(path: Path) -> dict[Key, Cell]:
+    if not path.exists():
+        return {}
+    with path.open(newline="") as lines:
+        return {cell.key: cell for cell in map(_cell, csv.DictReader(lines))}
 
 
 def _cell(row: dict[str, str]) -> Cell:

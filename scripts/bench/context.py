@@ -206,12 +206,14 @@ def measured(bench: Bench, arguments: argparse.Namespace) -> None:
 def peak(model: str, mode: str, size: int, tokens: int, flags: str = "") -> Cell:
     """What `scripts.bench.peak` measures, in a process of its own with further flags of XLA's."""
     given = os.environ.get("XLA_FLAGS", "")
+    environment = {**os.environ, "XLA_FLAGS": f"{given} {flags}".strip()}
+    environment.pop("PJRT_NPROC", None)  # for the devices that are simulated here
     done = subprocess.run(
         [sys.executable, "-m", "scripts.bench.peak", model, mode, str(size), str(tokens)],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "XLA_FLAGS": f"{given} {flags}".strip()},
+        env=environment,
     )
     values = json.loads(done.stdout.splitlines()[-1])
     return Cell(**{**values, "key": Key(*values["key"])})

@@ -30,7 +30,8 @@ CLAIMS = (
     ("bpt", 1, 128, False),
     ("ring", 8, 128, True),
 )
-"""Table 5 of the Ring Attention paper: memory mode, ring, n, whether it ran."""
+"""Table 5 of the Ring Attention paper, and of plain attention table 4 of Blockwise Parallel
+Transformers (arXiv 2305.19370): memory mode, ring, n, whether it ran."""
 
 
 def write(cells: Sequence[Cell], out: Path) -> None:
@@ -54,11 +55,14 @@ def write(cells: Sequence[Cell], out: Path) -> None:
 
 
 def fill(page: Path, made: dict[str, str]) -> None:
-    """Replaces what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` in a page."""
+    """Replaces what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` in a page.
+
+    What there is nothing for stays as it is.
+    """
     if not page.exists():
         return
     text = page.read_text()
-    for name, body in made.items():
+    for name, body in ((name, body) for name, body in made.items() if body):
         marks = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
         text = re.sub(marks, rf"\g<1>{body}\n\g<2>", text, flags=re.DOTALL)
     write_whole(page, text.encode())

@@ -25,7 +25,7 @@ class Step(NamedTuple):
 
     Attributes:
         loss: of the batch.
-        gradient: of all parameters in one vector, float64, clipped as the optimizer got it.
+        gradient: of all parameters in one vector, float64.
         seconds: that it took, compiled.
     """
 
@@ -80,7 +80,9 @@ def config_of(store: Path, task: str, trajectories: int, ring_size: int, seed: i
     """A run whose batches are one chain of n trajectories."""
     made = PRESETS["at_small_128"].config(run=Path("none"), store=store, tasks=(task,))
     data = dataclasses.replace(made.data, trajectories=trajectories, fixed=True, batch_tokens=1)
-    return dataclasses.replace(made, data=data, mesh=MeshConfig(ring=ring_size), seed=seed)
+    optimizer = dataclasses.replace(made.optimizer, clip=1e9)  # so that its size counts
+    mesh = MeshConfig(ring=ring_size)
+    return dataclasses.replace(made, data=data, optimizer=optimizer, mesh=mesh, seed=seed)
 
 
 def by_bpt(config: TrainConfig) -> TrainConfig:

@@ -127,7 +127,12 @@ def main(options: Sequence[str]) -> None:
     parser.add_argument("--batch-tokens", type=int, default=8_000)
     parser.add_argument("--ring-size", type=int, default=8)
     parser.add_argument("--run", type=Path, default=Path("runs/recall"), help="of the agents")
-    parser.add_argument("--out", type=Path, default=Path("docs/long_context"), help="of the CSV")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("docs/long_context"),
+        help="of the CSV, whose answers count",
+    )
     arguments = parser.parse_args(options)
     ring.simulate_devices(arguments.ring_size)
     setting = Setting(arguments.run, arguments.trained, arguments.batch_tokens, arguments.ring_size)
@@ -222,18 +227,21 @@ def agent_of(setting: Setting, mode: str, seed: int) -> Asked:
     """The agent of a mode, trained if it was not.
 
     Raises:
-        ValueError: its run is of another curriculum.
+        ValueError: its run is of another curriculum, or of other batches.
     """
     config = config_of(setting, mode, seed)
+    trained = config_of(setting, "own" if mode == "own" else "ring", seed)
     if checkpoint.latest(config.run) is None:
-        train(setting, config_of(setting, "own" if mode == "own" else "ring", seed))
+        train(setting, trained)
+    kept = checkpoint.read_config(config.run)
+    if dataclasses.replace(kept, mesh=trained.mesh) != trained:
+        raise ValueError(f"{config.run} holds an agent trained otherwise; give another --run")
     mesh = sharding.make_mesh(config.mesh)
     checkpoints = checkpoint.Checkpoints(config.run)
     with jax.set_mesh(mesh):
         state = checkpoints.restore(config, mesh)
     checkpoints.close()
-    if state is None or int(state.step) != config.optimizer.steps:
-        raise ValueError(f"{config.run} holds another curriculum's agent; give another --run")
+    assert state is not None  # the run has a checkpoint
     structure, _ = networks.abstract_parameters(config, mesh)
 
     def actions(parameters: Any, batch: Batch) -> jax.Array:
@@ -351,13 +359,13 @@ def by_length(found: Sequence[Answers]) -> str:
     for tokens in sorted({each.tokens for each in found}):
         here = [each for each in found if each.tokens == tokens]
         shares = [" ".join(f"{s:.2%}" for s in accuracies(here, m, tokens)) for m in modes]
-        chains = len({(each.seed, each.chain) for each in here})
+        chains = len({each.chain for each in here})
         apart = [each.difference for each in here if each.mode == "bpt"]
         largest = f"{max(apart):.1e}" if apart else ""
         row = [f"{tokens:,}", str(tokens // LENGTH), *shares, str(LENGTH * chains), largest]
         rows.append(row)
     names = [NAMES[mode] for mode in modes]
-    return table(["tokens", "n", *names, "questions", "bpt and ring differ by"], rows)
+    return table(["tokens", "n", *names, "questions a seed", "bpt and ring differ by"], rows)
 
 
 def _draw_lengths(axes: Any, found: Sequence[Answers], trained: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
+import scripts.plan
 from agent import ahead, cache, estimate, networks, plan, sharding, suggest
 from agent.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
 from agent.presets import PRESETS
@@ -43,7 +44,32 @@ def test_the_batch_is_the_largest_that_training_draws(planned):
         config = PRESETS[preset].config(run=Path("r"), store=Path("s"), tasks=("walker_run",))
         assert ahead.batch_shape(config) == shape
     odd = run(mesh=MeshConfig(ring=4), model=dataclasses.replace(SMALL, chunk=93))  # 11 steps
-    assert ahead.batch_shape(odd, trajectories=3) == (1, 40)
+    odd = dataclasses.replace(odd, data=dataclasses.replace(odd.data, trajectories=3))
+    assert ahead.batch_shape(odd) == (1, 40)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape"),
+    [
+        ({}, (2, 64_000)),  # 512,000 tokens by two chains of 64, 288,000 by one of 72
+        ({"fixed": True}, (1, 72_000)),
+        ({"trajectories": 80}, (2, 64_000)),
+        ({"trajectories": 64}, (2, 64_000)),
+    ],
+)
+def test_the_largest_batch_need_not_have_the_longest_chains(changes, shape):
+    config = PRESETS["at_ring_128"].config(run=Path("r"), store=Path("s"), tasks=("walker_run",))
+    data = dataclasses.replace(config.data, **{"trajectories": 72, **changes})
+    config = dataclasses.replace(config, data=data, mesh=MeshConfig())
+    assert ahead.batch_shape(config) == shape
+    scores = dataclasses.replace(config.model, memory="plain")  # B · S²: 8.2 against 5.2 · 10⁹
+    assert ahead.batch_shape(dataclasses.replace(config, model=scores)) == shape
+
+
+def test_a_sequence_that_no_order_counts_is_refused():
+    config = run(data=dataclasses.replace(run().data, trajectories=10**8))
+    with pytest.raises(ValueError, match="trajectories=100000000 make a sequence of 4,000,000,000"):
+        ahead.batch_shape(config)
 
 
 def test_shapes_are_those_of_a_sampler(config, cheetah_store):
@@ -105,7 +131,7 @@ def test_messages_are_those_of_the_ring(planned):
     keys_and_values = 2 * 4 * 40 * 16
     assert max(each.message for each in permutes) == keys_and_values
     assert not any(each.asynchronous for each in permutes)  # a CPU has no such messages
-    assert planned.in_flight == keys_and_values and not planned.hidden
+    assert planned.in_flight == keys_and_values and not plan.overlaps(planned.collectives)
     assert planned.seconds.exposed == planned.seconds.transfer == 0  # no link is known
     assert planned.minimum_block is None
 
@@ -124,7 +150,15 @@ def test_operations_add_up():
     layers, width, length = 24, 1024, 512_000
     work = estimate.operations(config, 0, 1, 128_000)
     assert work.attention == layers * 7 * length**2 * width  # 3.5 · ½ · 4 T² E
-    assert work.other == layers * 4 * 24 * length * width**2
+    # Thrice forward, backward counting twice, and all but the last product of a block once more.
+    assert work.other == pytest.approx(layers * (3 * 24 + 16) * length * width**2)
+    apart = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, cross_episode=False)
+    )
+    within = estimate.operations(apart, 0, 1, 128_000)
+    assert within.attention == work.attention / 128 and within.other == work.other
+    plain = dataclasses.replace(config, model=dataclasses.replace(config.model, memory="plain"))
+    assert estimate.operations(plain, 0, 1, 128_000).attention == 2 * work.attention
 
 
 def test_hidden_messages_cost_what_products_do_not_hide():
@@ -132,14 +166,48 @@ def test_hidden_messages_cost_what_products_do_not_hide():
     work = estimate.operations(config, 0, 1, 128_000)
     none = estimate.Bytes(0, 0, 0, 0, 0, 0, 0)
     given = dict(rows=1, steps=128_000, flops_per_second=4e14)
-    fast = estimate.step_time(config, work, none, link=4.5e11, hidden=True, **given)
+    fast = estimate.step_time(config, work, none, link=lambda _: 4.5e11, hidden=True, **given)
     home = 24 * 64_000 * 1024 * 8 / 4.5e11  # float32 gradients of keys and values, once a layer
     assert fast.exposed == pytest.approx(home)
     assert fast.total == pytest.approx((work.attention + work.other) / 8 / 4e14 + home)
-    shown = estimate.step_time(config, work, none, link=4.5e11, hidden=False, **given)
+    shown = estimate.step_time(config, work, none, link=lambda _: 4.5e11, hidden=False, **given)
     assert shown.exposed == shown.transfer > 10 * home
-    slow = estimate.step_time(config, work, none, link=4.5e8, hidden=True, **given)
+    slow = estimate.step_time(config, work, none, link=lambda _: 4.5e8, hidden=True, **given)
     assert slow.exposed == pytest.approx(slow.transfer - slow.attention)
+
+
+@pytest.mark.parametrize(("trajectories", "hops"), [(8, 0), (16, 0), (6, 1), (2, 3), (1, 7)])
+def test_keys_of_trajectories_that_are_apart_travel_no_farther_than_these(trajectories, hops):
+    """48 steps on 8 devices, six on each."""
+    model = dataclasses.replace(SMALL, chunk=-(-1000 // (48 // trajectories)), cross_episode=False)
+    config = run(model=model, mesh=MeshConfig(ring=8))
+    assert estimate._hops(config, 48) == hops
+    whole = dataclasses.replace(model, cross_episode=True)
+    assert estimate._hops(dataclasses.replace(config, model=whole), 48) == 7
+
+
+def test_every_axis_has_its_messages():
+    """Two layers of width 16 in float32, one sequence of 1,000 tokens a data shard, 1 byte/s."""
+    bytes_ = estimate.Bytes(4000, 0, 0, 0, 0, 0, 0)
+    links = []
+
+    def seconds(mesh: MeshConfig, parts: int = 1) -> estimate.StepTime:
+        optimizer = dataclasses.replace(run().optimizer, accumulation=parts)
+        config = run(mesh=mesh, optimizer=optimizer)
+        given = dict(rows=mesh.data * mesh.fsdp, steps=250, flops_per_second=1.0, hidden=False)
+        work = estimate.operations(config, 0, given["rows"], 250)
+        links.clear()
+        return estimate.step_time(
+            config, work, bytes_, link=lambda size: links.append(size) or 1.0, **given
+        )
+
+    alone = seconds(MeshConfig())
+    assert alone.transfer == alone.partial == alone.parameters == 0
+    assert seconds(MeshConfig(data=4)).parameters == 2 * 3 / 4 * 4000  # summed
+    assert seconds(MeshConfig(fsdp=4)).parameters == 3 * 3 * 4000  # gathered twice, summed in parts
+    assert seconds(MeshConfig(fsdp=4), parts=8).parameters == 8 * 3 * 3 * 4000
+    assert seconds(MeshConfig(tensor=2)).partial == 5 * 2 * 1 / 2 * 2 * 1000 * 16 * 4
+    assert seconds(MeshConfig(data=2, fsdp=2, ring=4, tensor=2)) and set(links) == {2, 8, 16, 32}
 
 
 @pytest.mark.parametrize(
@@ -183,13 +251,13 @@ PLAIN = dataclasses.replace(SMALL, memory="plain")
 def test_changes_are_tried_one_at_a_time(planned):
     alone = run(model=PLAIN, mesh=MeshConfig(data=8))
     changes = list(suggest.changes(dataclasses.replace(planned, config=alone, rows=8)))
-    assert [change.words for change in changes] == [
+    assert [change.words(alone, CPU) for change in changes] == [
         "--model.memory bpt",
-        "--model.memory ring --mesh.ring 8",
+        "--model.memory ring --mesh.data 1 --mesh.ring 8",
         "--model.dtype bfloat16, which halves the evaluation cache too",
-        "--model.packing step --data.batch-tokens 1, 4 times fewer tokens",
-        "--data.trajectories 2 --data.batch-tokens 1",
-        "--data.trajectories 1 --data.batch-tokens 1",
+        "--model.packing step, 4 times fewer tokens",
+        "--data.trajectories 2",
+        "--data.trajectories 1",
     ]
     # Shorter chains are not made up for by more of them.
     assert {ahead.batch_shape(change.config)[0] for change in changes} == {8, 1}
@@ -197,12 +265,42 @@ def test_changes_are_tried_one_at_a_time(planned):
     assert not list(suggest.suggestions(hopeless, 0.5))
 
 
+@pytest.mark.parametrize(
+    ("preset", "target", "options"),
+    [
+        ("at_bpt_32", "h200:8", "--mesh.fsdp 8"),
+        ("at_ring_128", "v5e:2x2", ""),
+        ("at_small_128", "v5e:16x16", ""),
+        ("demo", "cpu:8", "--data.multiple 2"),
+        ("at_paper", "a100-80:16", ""),
+        ("dt", "h200:1", ""),
+    ],
+)
+def test_flags_of_a_change_ask_for_what_was_compiled(planned, preset, target, options):
+    asked = scripts.plan.parse([preset, "--target", target, *options.split()])
+    meant = scripts.plan.meant([*options.split()], asked)
+    refused = dataclasses.replace(
+        planned, config=meant, target=targets.parse(target), rows=ahead.batch_shape(meant)[0]
+    )
+    changes = [change for change in suggest.changes(refused) if suggest._possible(change)]
+    assert changes
+    for change in changes:
+        flags = change.words(asked.config, refused.target).partition(",")[0].split()
+        again = [preset, "--target", target, *options.split(), *flags]
+        request = scripts.plan.parse(again)
+        assert targets.parse(request.target) == change.target
+        assert scripts.plan.meant(again, request) == change.config
+
+
 @pytest.mark.slow
 def test_suggestions_are_compiled():
     refused = plan.plan(run(model=PLAIN, mesh=MeshConfig(data=8)), CPU)
     refused = dataclasses.replace(refused, available=refused.total - 1)
     change, made = next(suggest.suggestions(refused, 0.5))
-    assert change.words == "--model.memory bpt" and made.config.model.memory == "bpt"
+    assert (
+        change.words(refused.config, CPU) == "--model.memory bpt"
+        and made.config.model.memory == "bpt"
+    )
     assert made.fits and made.total < refused.total
 
 

@@ -50,6 +50,9 @@ def test_cpu_devices_are_those_that_jax_simulates():
         ("h200", "name a number of devices, such as h200:8"),
         ("h200:+8", "name a number of devices"),
         ("cpu:2x4", "name a number of devices, such as cpu:8"),
+        ("v5e:3x4", "sides of a slice are powers of two"),
+        ("v4:2x2x3", "sides of a slice are 1, 2 or multiples of 4"),
+        ("v6e:16x32", "a pod of v6e is 16x16"),
         ("h100:12", "GPUs fill hosts of 8; try h100:16"),
     ],
 )
@@ -79,19 +82,29 @@ def test_options_are_for_gpus_alone():
 
 
 def test_rates_are_known_by_target_and_by_device():
-    for name in ("a100-40:8", "a100-80:8", "h100:8", "h200:8", "v4:2x2x2", "v5e:2x2", "v5p:2x2x2"):
-        assert targets.parse(name).rates == rates.RATES[name.partition(":")[0]]
+    flops = {"a100-80:8": 312e12, "h200:8": 989e12, "v4:2x2x2": 275e12, "v6e:2x4": 918e12}
+    for name, expected in flops.items():
+        found = targets.parse(name).rates
+        assert found and found.bfloat16 == expected
     assert targets.parse("cpu:8").rates is None and targets.parse("cpu:8").link(8) is None
-    names = {"NVIDIA A100-SXM4-40GB": 312e12, "TPU v5 lite": 197e12, "TPU v5": 459e12}
-    for name, flops in names.items():
+    names = {
+        "NVIDIA A100-SXM4-40GB": 312e12,
+        "NVIDIA H100 80GB HBM3": 989e12,
+        "TPU v5 lite": 197e12,
+        "TPU v5": 459e12,
+        "TPU v6 lite": 918e12,
+    }
+    for name, expected in names.items():
         known = rates.of_device(name)
-        assert known and known.rates.bfloat16 == flops
-    assert rates.of_device("cpu") is None
+        assert known and known.rates.bfloat16 == expected
+    assert rates.of_device("cpu") is rates.of_device("NVIDIA H100 PCIe") is None
 
 
 def test_a_ring_of_several_hosts_is_as_fast_as_the_network():
     target = targets.parse("h200:16")
     assert target.link(8) == 9 * target.link(16) == 450e9
+    assert targets.parse("h200:24").link(6) == 50e9  # of four such rings two straddle hosts
+    assert targets.parse("h200:6").link(6) == 450e9
     assert targets.parse("v5e:4x4").link(16) == targets.parse("v5e:2x2").link(4)
 
 
@@ -100,3 +113,4 @@ def test_targets_double():
     assert doubled == ["h200:6", "h200:16", "a100-40:512"]
     for name, more in (("v5e:2x4", "v5e:4x4"), ("v4:2x2x2", "v4:2x2x4"), ("h100:5", "h100:16")):
         assert str(targets.parse(name).doubled()) == more
+    assert targets.parse("v5e:16x16").doubled() is None

@@ -44,6 +44,11 @@ def test_cells_are_kept_as_they_are(tmp_path):
     assert again.get(made[0].key) == made[0] and again.get(made[0].key._replace(ring=2)) is None
     assert [each.fits for each in made] == [True, False, True]
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["cells.csv"]
+    kept.add(cell(16_000, 9))  # `again` has not seen it
+    again.add(cell(32_000, 9))
+    assert [each.key.tokens for each in Cells(tmp_path / "deep" / "cells.csv")] == [
+        *(1, 4_000, 8_000, 16_000, 32_000)
+    ]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 5, 6])
@@ -132,10 +137,11 @@ def test_tables_mark_what_is_out_and_what_is_implied():
 
 def test_a_page_is_filled_between_its_marks(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("a\n<!-- begin longest -->\nold\n<!-- end longest -->\nb\n")
+    kept = "<!-- begin longest -->\nold\n<!-- end longest -->\n"
+    page.write_text(f"a\n{kept}<!-- begin layer -->\n<!-- end layer -->\nb\n")
     no_plots = [each for each in MADE if each.key.table in ("layer", "measured")]
     context_report.write(no_plots, tmp_path / "page")
-    assert page.read_text() == "a\n<!-- begin longest -->\n\n<!-- end longest -->\nb\n"
+    assert page.read_text().startswith(f"a\n{kept}<!-- begin layer -->\n| devices")
     assert "## layer" in (tmp_path / "page" / "tables.md").read_text()
 
 

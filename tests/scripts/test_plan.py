@@ -1,5 +1,6 @@
 """The planner's command line: what it prints, its exit status, its errors for people."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -40,10 +41,35 @@ def test_a_run_by_its_folder(tmp_path, capsys):
     small = ModelConfig(chunk=100, layers=1, width=16)
     made = TrainConfig(tmp_path / "run", data, model=small, mesh=MeshConfig(data=2)).resolved()
     checkpoint.write_config(made)
-    request, original = plan.parse([str(made.run), "--target", "cpu:2", "--task", "walker_run"])
-    assert request.config == original == made
-    assert (request.target, request.task) == ("cpu:2", "walker_run")
+    arguments = [str(made.run), "--target", "cpu:2"]
+    request = plan.parse(arguments)
+    assert request.config == made and request.target == "cpu:2"
+    other = plan.parse([*arguments, "--task", "walker_run"]).config
+    assert other.data == dataclasses.replace(data, tasks=("walker_run",), multiple=2)
     assert capsys.readouterr().out == ""
+    assert plan.main(arguments) == 0
+    assert "mesh        data 2 × fsdp 1 × ring 1 × tensor 1\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{}", "{", '{"data": {}, "start_from": null}'])
+def test_a_run_whose_settings_cannot_be_read(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json is not what training writes"):
+        plan.parse([str(tmp_path), "--target", "cpu:1"])
+
+
+def test_behaviour_cloning_has_no_sequence(capsys):
+    assert plan.main(["bc", "--target", "cpu:1", "--data.batch-tokens", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "batch       64 steps\n" in out and "tokens of a sequence" not in out
+
+
+def test_a_mesh_that_is_given_is_kept():
+    """Even if it is the preset's own."""
+    options = ["at_ring_128", "--target", "cpu:16"]
+    assert plan.meant(options, plan.parse(options)).mesh == MeshConfig(ring=16)
+    options += ["--mesh.ring", "8"]
+    assert plan.meant(options, plan.parse(options)).mesh == MeshConfig(ring=8)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +78,11 @@ def test_a_run_by_its_folder(tmp_path, capsys):
         (["tiny", "--target", "h200"], "name a number of devices, such as h200:8"),
         (["tiny", "--target", "cpu:8", "--mesh.ring", "3"], "has 3 devices, cpu:8 has 8"),
         (["tiny", "--target", "cpu:8", "--model.heads", "3"], "must be a multiple of 4 channels"),
+        (["at_small_128", "--target", "cpu:4", "--data.trajectories", "0"], "trajectories=0 must"),
+        (["at_small_128", "--target", "cpu:4", "--model.chunk", "0"], "chunk=0 must be positive"),
+        (["tiny", "--target", "cpu:8", "--efficiency", "35"], "no fraction of a peak"),
+        (["tiny", "--target", "cpu:8", "--suggestions", "-1"], "must not be negative"),
+        (["bc", "--target", "cpu:1", "--model.dtype", "bfloat16"], "computes in float32"),
         (["nowhere", "--target", "cpu:8"], "nowhere is neither a preset .*at_ring_128"),
     ],
 )
