@@ -88,7 +88,7 @@ def attend(q: Array, query: Tokens, keys: Keys, state: Softmax, scale: float) ->
         state = lax.fori_loop(0, visits.count, step, state)
         return jax.tree.map(at.put, all_rows, state)
 
-    return _over_blocks(block, q, query, state)
+    return _over_blocks(block, q, pairs, state)
 
 
 class Rows(NamedTuple):
@@ -102,8 +102,11 @@ class Rows(NamedTuple):
 
 def rows(q: Array, out: Array, lse: Array, dout: Array, dlse: Array) -> Rows:
     """Prepares the query side of the backward pass, once for all hops."""
-    delta = (dout.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1) - dlse
-    lse = jnp.where(lse == -jnp.inf, 0, lse)  # rows without keys: every weight is exp(−inf) anyway
+    # Rows without keys: every weight is exp(−inf), and what comes back for an lse of −inf may be
+    # NaN, which times a weight of zero would be passed on to the keys.
+    empty = lse == -jnp.inf
+    delta = (dout.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
+    delta, lse = delta - jnp.where(empty, 0, dlse), jnp.where(empty, 0, lse)
     return Rows(q, dout, lse, delta)
 
 
@@ -141,7 +144,7 @@ def attend_backward(
         return at.put(all_dq, dq), gradient
 
     gradient = jnp.zeros_like(keys.kv.swapaxes(-1, -2), jnp.float32)
-    return _over_blocks(block, rows.q, query, (dq, gradient))
+    return _over_blocks(block, rows.q, pairs, (dq, gradient))
 
 
 class Block(NamedTuple):
@@ -173,10 +176,12 @@ class Block(NamedTuple):
         return _take(keys.kv, self.group, j), tokens
 
 
-def _over_blocks(block: Callable[[Block, Any], Any], q: Array, query: Tokens, carry: Any) -> Any:
+def _over_blocks(block: Callable[[Block, Any], Any], q: Array, pairs: Pairs, carry: Any) -> Any:
     """Runs `block` for one query block after the other; the carry is updated in place."""
     groups, blocks = q.shape[:2]
-    heads = groups // query.order.shape[0]  # groups that share tokens
+    # Groups that share tokens. Where one side's tokens are the same for all, that side has a single
+    # row group, and taking another takes this one.
+    heads = groups // pairs.count.shape[0]
 
     def step(n: Array, carry: Any) -> Any:
         group = n // blocks
@@ -198,7 +203,7 @@ def _dot(spec: str, a: Array, b: Array) -> Array:
 
 
 def _take(x: Array, *index: Array | int) -> Array:
-    """`x[index]`, without looking whether an index is negative or too large."""
+    """`x[index]`; of an index that is too large, the last one's."""
     start, rest = (*index, *[0] * (x.ndim - len(index))), x.shape[len(index) :]
     return lax.dynamic_slice(x, start, (*[1] * len(index), *rest)).reshape(rest)
 

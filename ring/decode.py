@@ -81,10 +81,15 @@ def decode_attention(
     """
     if not caches:
         raise ValueError("decode_attention needs at least one cache")
+    if q.ndim != 4 or not q.size:
+        raise ValueError(f"expected queries [B, Tq, H, D], none of them 0, got {q.shape}")
     query = _tokens("the query", q_order, q_segments, *q.shape[:2])
     mesh = context_mesh(mesh)
     axes = Axes.of(mesh, axis, batch_axes, head_axis)
     axes.check(batch=q.shape[0], heads=q.shape[2], key_heads=caches[0].v.shape[1])
+    shared = {each.v.shape[1] for each in (*caches, *([] if new is None else [new]))}
+    if len(shared) > 1:
+        raise ValueError(f"caches have {sorted(shared)} key heads; they must have the same number")
     for n, cache in enumerate(caches):
         _check(f"cache {n}", cache, q, q_segments is not None, axes.ring_size)
     sharded = [_operand(f"cache {n}", cache) for n, cache in enumerate(caches)]

@@ -96,7 +96,8 @@ def blocks_in(length: int, block_size: int) -> int:
     """How many equal blocks of at most `block_size` tokens a shard of `length` is cut into.
 
     One if it fits, or else the fewest that are even in number: then half of them cover each of the
-    two chunks of `zigzag`, where these divide evenly.
+    two chunks of `zigzag`, where these divide evenly. Where not, a block or two lies on both: of
+    64,000 tokens cut into 126 blocks, one, and one device has 1.5 % more to do.
     """
     return 1 if length <= block_size else 2 * -(-length // (2 * block_size))
 

@@ -143,7 +143,7 @@ def vary_alike(tree: Tree) -> Tree:
     axes = frozenset().union(*over)
 
     def vary(x: Array) -> Array:
-        missing = tuple(axes - jax.typeof(x).manual_axis_type.varying)
+        missing = tuple(sorted(axes - jax.typeof(x).manual_axis_type.varying))
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(vary, tree)

@@ -139,7 +139,8 @@ def hops_needed(ring: Ring, query: Tokens, key: Tokens) -> Array:
     seen = (earliest <= query.order.max(-1)) & (q_first <= last) & (first <= q_last)
     distance = (lax.axis_index(ring.axis) - jnp.arange(ring.size)) % ring.size
     farthest = jnp.where(seen.any(-1), distance, 0).max()
-    return lax.pmax(farthest, tuple(jax.typeof(farthest).manual_axis_type.varying))
+    # Sorted: all processes must compile the same program, and sets of names have no order.
+    return lax.pmax(farthest, tuple(sorted(jax.typeof(farthest).manual_axis_type.varying)))
 
 
 def ring_attention_local(
@@ -163,8 +164,9 @@ def ring_attention_local(
     The default order counts along the ring, device by device.
 
     Raises:
-        ValueError: Shapes or dtypes disagree, something does not divide, or JAX does not track
-            which operands are replicated (`check_vma=False`): their gradients would be wrong.
+        ValueError: Shapes or dtypes disagree, something does not divide, operands are not sharded
+            over `axis`, or JAX does not track which are replicated (`check_vma=False`): their
+            gradients would be wrong.
     """
     check_operands(q, k, v)
     if axis is not None and axis not in jax.typeof(lax.axis_index(axis)).manual_axis_type.varying:
@@ -172,6 +174,14 @@ def ring_attention_local(
             "ring_attention_local needs jax.shard_map(check_vma=True), its default: without, it "
             "can't tell operands that are the same on all devices, whose gradients must be summed"
         )
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if axis is not None and axis not in jax.typeof(x).manual_axis_type.varying:
+            raise ValueError(
+                f"{name} is the same on all devices of mesh axis {axis}; shard its sequence over "
+                f"the axis (in_specs), or pass axis=None"
+            )
+    if block_size < 1:
+        raise ValueError(f"block_size {block_size} must be positive")
     for name, length in (("query", q.shape[1]), ("key", k.shape[1])):
         blocks = blocks_in(length, block_size)
         if length % blocks:

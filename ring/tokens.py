@@ -67,6 +67,8 @@ def resolve(
 
 def _sides(name: str, value: PerToken, batch: int, lengths: tuple[int, int]) -> list[Array]:
     pair = value if isinstance(value, tuple) else (value, value)
+    if len(pair) != 2:
+        raise ValueError(f"{name} is a tuple of {len(pair)}; expected an array, or a pair of them")
     sides = zip(("query", "key"), pair, lengths, strict=True)
     return [per_token(f"{name} of the {side}", x, batch, length) for side, x, length in sides]
 
@@ -97,6 +99,8 @@ def check_operands(q: Array, k: Array, v: Array) -> None:
     shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
     if not q.ndim == k.ndim == v.ndim == 4 or k.shape != v.shape:
         raise ValueError(f"expected q [B, Tq, H, D] and k, v [B, Tk, Hkv, D], got {shapes}")
+    if not q.size or not k.size:
+        raise ValueError(f"attention needs at least one query and one key, got {shapes}")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"batch and head dimension of q and k must agree, got {shapes}")
     if q.shape[2] % k.shape[2]:
@@ -117,6 +121,6 @@ def resolve_scale(scale: float | None, q: Array) -> float:
         ValueError: It is not positive.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if scale <= 0:
+    if not scale > 0:
         raise ValueError(f"scale {scale} must be positive")
     return scale

@@ -6,6 +6,7 @@ import importlib
 from scripts.command import run
 
 BENCHMARKS = {
+    "balance": "how evenly layouts of a sequence spread attention's work over a ring, counted",
     "context": "how long a context fits which devices, by their compilers: the papers' tables",
     "evaluate": "an environment step by the length of the context: cached, recomputed, rotating",
     "exorl": "relabelling, reading and packing episodes, environments: speeds, ratios",

@@ -16,8 +16,8 @@ import ring
 def rotating(q: Array, q_order: Array, cache: ring.KV, mesh: Mesh) -> Array:
     """What `ring.decode_attention(q, q_order, [cache], mesh=mesh)` returns, [B, Tq, H, D].
 
-    Every device sees every shard of the cache pass by: R − 1 hops of all of it, each a message of
-    2 · Hkv · C / R · D elements, against two small sums.
+    Every device sees every shard of the cache pass by: R hops of all of it, the last of them home,
+    each a message of 2 · Hkv · C / R · D elements, against two small sums.
     """
     size = mesh.shape["ring"]
     to = [(i, (i + 1) % size) for i in range(size)]

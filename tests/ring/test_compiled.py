@@ -70,13 +70,13 @@ def test_a_ring_sends_what_is_needed_once_and_gathers_nothing():
     assert sent == {"bfloat16": 3 + 3, "int32": 3 + 3, "float32": 4}
 
 
-def hops(size, block_size=8, length=64, **options):
-    """How many hops are made, counted as they happen on each of the devices."""
+def hops(size, block_size=8, length=64, backward=False, **options):
+    """How many hops keys make, counted as they happen on each of the devices."""
     mesh, made = ring.make_mesh(ring=size), []
     q, k, v = operands(mesh, batch=1, length=length)
 
     def counted(tree, around, steps=1):
-        if isinstance(tree, Keys):
+        if isinstance(tree, Keys) or isinstance(tree[0], Keys):
             jax.debug.callback(lambda: made.append(steps))
         return rotate(tree, around, steps)
 
@@ -85,7 +85,10 @@ def hops(size, block_size=8, length=64, **options):
         attend = functools.partial(
             ring.attention, implementation="ring", mesh=mesh, block_size=block_size, **options
         )
-        jax.block_until_ready(jax.jit(attend)(q, k, v))
+        if backward:
+            jax.block_until_ready(jax.jit(lambda *x: jax.vjp(attend, *x)[1](q))(q, k, v))
+        else:
+            jax.block_until_ready(jax.jit(attend)(q, k, v))
         jax.effects_barrier()
     assert len(made) % size == 0
     return len(made) // size
@@ -103,7 +106,9 @@ def hops(size, block_size=8, length=64, **options):
     ],
 )
 def test_keys_travel_no_further_than_segments_reach(segments, expected):
-    assert hops(8, segments=segments.astype(np.int32)) == expected
+    segments = segments.astype(np.int32)
+    assert hops(8, segments=segments) == expected
+    assert hops(8, segments=segments, backward=True) == 2 * expected  # there, and there again
 
 
 @pytest.mark.parametrize("segments", [None, np.arange(64) // 20])

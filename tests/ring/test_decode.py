@@ -11,6 +11,8 @@ import pytest
 import ring
 from ring import KV
 
+COLLECTIVE = r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+
 MESHES = [None, {}, {"ring": 8}, {"data": 2, "ring": 4}, {"fsdp": 2, "ring": 2, "tensor": 2}]
 
 
@@ -54,8 +56,25 @@ def test_prefix_and_suffix(sizes, oracle):
     out = decode(q, q_order, caches)
     np.testing.assert_allclose(out, expected(oracle, q, q_order, caches), rtol=1e-5, atol=1e-5)
     text = decode.lower(q, q_order, caches).compile().as_text()
-    sent = collections.Counter(re.findall(r" (all-\w+|collective-permute)\(", text))
+    sent = collections.Counter(re.findall(COLLECTIVE, text))
     assert sent == ({"all-reduce": 2} if mesh is not None and mesh.shape["ring"] > 1 else {})
+
+
+@pytest.mark.parametrize("sizes", [None, {"ring": 8}, {"data": 2, "ring": 2, "tensor": 2}])
+def test_new_entries_are_seen_once(sizes, oracle):
+    """Beside a prefix that the rows share, though each is at another place."""
+    mesh = None if sizes is None else ring.make_mesh(**sizes)
+    q, start = queries(heads=8), 13 + np.arange(4)[:, None]
+    q_order = (start + np.arange(3)).astype(np.int32)
+    caches = [entries(0, 1, 16, np.arange(13)), entries(1, 4, 24, np.arange(13, 28))]
+    new = entries(2, 4, 3, [])._replace(order=q_order)  # a capacity that divides over nothing
+    earlier = np.where(np.asarray(caches[1].order) < start, caches[1].order, -1).astype(np.int32)
+    caches[1] = caches[1]._replace(order=earlier)
+    out = jax.jit(lambda *x: ring.decode_attention(*x[:-1], new=x[-1], mesh=mesh))(
+        q, q_order, caches, new
+    )
+    wanted = expected(oracle, q, q_order, [*caches, new])
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_differ_in_order_and_segment(oracle):
@@ -103,6 +122,11 @@ def test_refusals():
     q, at, cache = queries(), np.array([1, 2, 3]), entries(0, 4, 18, np.arange(3))
     with pytest.raises(ValueError, match="at least one cache"):
         ring.decode_attention(q, at, [])
+    other = entries(0, 4, 16, np.arange(3), key_heads=1)
+    with pytest.raises(ValueError, match=r"caches have \[1, 2\] key heads"):
+        ring.decode_attention(q, at, [cache, other])
+    with pytest.raises(ValueError, match=r"expected queries \[B, Tq, H, D\].*got \(3, 4, 4\)"):
+        ring.decode_attention(q[0], at, [cache])
     with pytest.raises(ValueError, match=r"capacity 18 of cache 0.*ring of 4; 20 would"):
         ring.decode_attention(q, at, [cache], mesh=ring.make_mesh(ring=4))
     with pytest.raises(ValueError, match="give segments to both or to neither"):

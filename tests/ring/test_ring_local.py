@@ -64,6 +64,18 @@ def test_refuses_to_guess_which_operands_are_replicated():
         local(q, k, v)
 
 
+def test_refuses_to_send_around_what_is_the_same_everywhere():
+    q, k, v, _ = arrays()
+    local = jax.shard_map(
+        functools.partial(ring.ring_attention_local, axis="ring", causal=False),
+        mesh=ring.make_mesh(ring=4),
+        in_specs=(P(None, "ring"), P(), P()),
+        out_specs=P(None, "ring"),
+    )
+    with pytest.raises(ValueError, match="k is the same on all devices of mesh axis ring; shard"):
+        local(q, k, v)
+
+
 def test_attention_refuses_to_nest():
     q, k, v, _ = arrays()
     nested = jax.shard_map(

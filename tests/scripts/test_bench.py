@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ring
-from scripts.bench import decoding, parity, peers, recall, train
+from scripts.bench import balance, decoding, parity, peers, recall, train
 from scripts.bench.turns import medians
 
 ROOT = Path(__file__).parent.parent.parent
@@ -27,6 +27,13 @@ def test_rotating_decoding_equals_the_cache_at_rest():
     expected = ring.decode_attention(q, place, [cache], mesh=mesh)
     found = jax.jit(lambda *x: decoding.rotating(*x, mesh))(q, place, cache)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layouts_are_compared_by_the_pairs_that_they_leave_each_device():
+    table = {(row[0], row[1]): row[2:] for row in balance.rows(seed=0)}
+    assert table["8", "none"][:2] == ["1.87 (1.87)", "1.00 (1.00)"]
+    contiguous, *_, striped = table["8", "128 of 4,000 tokens"]
+    assert contiguous == "1.00 (1.00)" and striped == "1.00 (3.88)"
 
 
 def test_the_one_device_peer_computes_the_same():
