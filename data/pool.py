@@ -1,7 +1,9 @@
 """The pool: a store's episodes under one or several tasks, split into training and held out."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -9,9 +11,14 @@ import numpy as np
 from data.hindsight import Trajectory
 from data.normalize import Normalizer
 from exorl import EpisodeStore, relabel
+from exorl import task as find_task
 
 BEST_QUANTILE = 0.99
 """A task's attainable return is this quantile of the training returns: the best, less luck."""
+
+LEAST_REWARD = 1e-3
+"""The attainable return must be at least so much a step: tolerances with Gaussian tails pay 1e-32
+where nothing was reached, and divided by that, returns would be noise."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +43,25 @@ class Pool:
 
     @classmethod
     def load(cls, store: EpisodeStore, tasks: tuple[str, ...], holdout: float = 0.2) -> "Pool":
-        """Relabel a store for the tasks and hold out every k-th episode.
+        """Relabel a store for the tasks and hold a fraction of the episodes out.
 
-        Holding out at a stride keeps both parts spread over the collectors' learning.
+        Both parts are evenly spread over the collectors' learning: episode i is held out where
+        ``floor((i + 1) · holdout) > floor(i · holdout)``, for a fifth the last of every five.
 
         Raises:
             ValueError: no task, a holdout outside [0, 0.5], too few episodes to split, or a task
-                on which (nearly) no episode scores.
+                under which (nearly) no episode scores.
         """
         if not tasks:
             raise ValueError("a pool needs at least one task, got none")
         if not 0 <= holdout <= 0.5:
             raise ValueError(f"holdout must lie between 0 and 0.5, got {holdout}")
         episodes = np.arange(len(store))
-        stride = round(1 / holdout) if holdout else len(store) + 1
-        held_out = episodes % stride == stride - 1
+        held_out = spread(len(store), holdout)
         if not (~held_out).any() or (holdout and not held_out.any()):
             raise ValueError(
                 f"{len(store)} episodes in {store.path} cannot be split with holdout={holdout}; "
-                f"collect at least {stride}"
+                f"collect at least {math.ceil(1 / holdout) if holdout else 1}"
             )
         pool = cls(
             store=store,
@@ -64,12 +71,8 @@ class Pool:
             rewards={task: relabel.rewards(store, task) for task in tasks},
             returns={task: relabel.returns(store, task) for task in tasks},
         )
-        unscored = [task for task in tasks if not pool.best_return(task) > 0]
-        if unscored:
-            raise ValueError(
-                f"no training episode in {store.path} scores under {', '.join(unscored)}: returns "
-                f"cannot be scaled; collect episodes that do"
-            )
+        for task in tasks:
+            _refuse_unscored(task, pool.best_return(task), store)
         return pool
 
     def trajectory(self, episode: int, task: str) -> Trajectory:
@@ -106,6 +109,27 @@ class Pool:
 
     def normalizer(self) -> Normalizer:
         """Standardisation fitted on the training episodes."""
-        return Normalizer.fit(
-            np.concatenate([self.store[episode].observation for episode in self.training])
+        return Normalizer.fit([self.store[episode].observation for episode in self.training])
+
+
+def spread(count: int, fraction: float) -> np.ndarray:
+    """Which of so many episodes make up a fraction of them, evenly spread; bool ``[count]``."""
+    # As a fraction of integers: in floating point, 0.29 · 100 is less than 29.
+    part = Fraction(fraction).limit_denominator(10**6)
+    passed = np.arange(count + 1) * part.numerator // part.denominator
+    return passed[1:] > passed[:-1]
+
+
+def _refuse_unscored(task: str, best: float, store: EpisodeStore) -> None:
+    """Refuse, by `ValueError`, a task whose returns are too small to be scaled by."""
+    least = LEAST_REWARD * find_task(task).episode_length
+    if best >= least:
+        return
+    if best == 0:
+        found = f"fewer than 1 % of the training episodes in {store.path} score under {task}"
+    else:
+        found = (
+            f"the training episodes in {store.path} score next to nothing under {task}: the 99 % "
+            f"quantile of their returns is {best:.3g}, expected at least {least:g}"
         )
+    raise ValueError(f"{found}; returns cannot be scaled by that, collect episodes that score")

@@ -86,7 +86,9 @@ class ChainSampler:
     context uniformly, then all are sorted (In-Context Decision Transformer's sampler; ``top=1``
     is the Agentic Transformer paper's). With several tasks each chain is relabelled with one of
     them, untold. Rewards and returns-to-go are scaled by the task's attainable return, so that
-    a target of 1 means the best for every task and the scale does not tell which it is.
+    a target of about 1 means the best for every task and the scale tells little of which it is.
+    Not nothing: a chain's target is its own best return, and how far that is from 1 may differ
+    between the tasks.
 
     Attributes:
         pool: episodes and rewards.
@@ -123,6 +125,28 @@ class ChainSampler:
     multiple: int = 1
     held_out: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse chains of more trajectories than there are episodes, and steps longer than one.
+
+        Raises:
+            ValueError: as said.
+        """
+        episodes = self.pool.part(self.held_out)
+        if self.trajectories > len(episodes):
+            part = "held-out" if self.held_out else "training"
+            raise ValueError(
+                f"a chain of {self.trajectories} trajectories needs as many {part} episodes, "
+                f"{self.pool.store.path} has {len(episodes)}; lower data.trajectories or collect "
+                f"more"
+            )
+        shortest = int(np.diff(self.pool.store.offsets).min()) - 1
+        if self.chunk > shortest:
+            # Only whole steps enter the loss: there would be nothing to learn.
+            raise ValueError(
+                f"a step of {self.chunk} environment steps does not fit an episode of {shortest} "
+                f"in {self.pool.store.path}; lower model.chunk"
+            )
+
     @property
     def layout(self) -> Layout:
         """See `Sampler.layout`."""
@@ -154,18 +178,8 @@ class ChainSampler:
         return self.chains(count), count * self.steps
 
     def draw(self, seed: int, step: int, row: int, count: int) -> Draw:
-        """What the chain in one row of this step's batch is made of.
-
-        Raises:
-            ValueError: more trajectories than there are training episodes.
-        """
+        """What the chain in one row of this step's batch is made of, of ``count`` trajectories."""
         pool, episodes = self.pool, self.pool.part(self.held_out)
-        if count > len(episodes):
-            raise ValueError(
-                f"a chain of {count} trajectories needs as many "
-                f"{'held-out' if self.held_out else 'training'} episodes, "
-                f"{pool.store.path} has {len(episodes)}"
-            )
         rng = generator(seed, step, row)
         task = pool.tasks[rng.integers(len(pool.tasks))]
         last = rng.choice(self._best[task])
@@ -173,7 +187,7 @@ class ChainSampler:
         return Draw(task, np.append(others, last))
 
     def chain(self, seed: int, step: int, row: int, count: int) -> Chain:
-        """The chain in one row of this step's batch; raises what `draw` does."""
+        """The chain in one row of this step's batch."""
         draw = self.draw(seed, step, row, count)
         return chain(
             [self.pool.trajectory(episode, draw.task) for episode in draw.episodes],
@@ -290,8 +304,8 @@ class WindowSampler:
         rng, offsets = generator(seed, step), self.pool.store.offsets
         episodes = rng.choice(self._episodes, self.windows)
         length = offsets[episodes + 1] - offsets[episodes] - 1
-        # Drawn as if windows reached across the beginning, else first steps would be K times rarer
-        # than others, and an agent that cannot begin stands still for ever.
+        # Windows drawn to begin before the first step are moved to it, else first steps would be K
+        # times rarer than others, and an agent that cannot begin stands still for ever.
         return episodes, rng.integers(1 - self.window, length // self.chunk - self.window + 1)
 
     def part(self, seed: int, step: int, rows: np.ndarray, steps: np.ndarray) -> Batch:

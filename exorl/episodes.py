@@ -110,8 +110,8 @@ def find(source: str | Path) -> list[EpisodeFile]:
     """The episodes in a folder or a zip, by number, not by name.
 
     Both naming schemes are known: `episode_{index}_{length}.npz`, however padded, and the older
-    `{timestamp}_{index}_{length}.npz`. In ExoRL's archives, packed or unpacked, the episodes lie
-    in `buffer`.
+    `{timestamp}_{index}_{length}.npz`. In ExoRL's archives the episodes lie in `buffer`, unpacked
+    in the folder itself, in a zip at any depth.
 
     Raises:
         EpisodeError: There is no such source, or an npz file in it is named otherwise.
@@ -132,8 +132,9 @@ def _listed(source: Path) -> Iterable[Path | Zipped]:
     except zipfile.BadZipFile as error:
         raise EpisodeError(f"{source}: neither a folder nor a whole zip ({error})") from error
     folders = {info.filename.rpartition("/")[0] for info in members}
-    folder = "buffer" if "buffer" in folders else ""
-    return [Zipped(source, info) for info in members if info.filename.rpartition("/")[0] == folder]
+    # Likewise `exorl.download`.
+    buffers = {folder for folder in folders if folder.rpartition("/")[2] == "buffer"} or {""}
+    return [Zipped(source, info) for info in members if info.filename.rpartition("/")[0] in buffers]
 
 
 def _is_npz(name: str) -> bool:
@@ -249,10 +250,16 @@ def check(
         episode: What to look at.
         path: Named in the message.
         length: T, at least 1.
-        task: Whose sizes the observations, actions and states must have.
+        task: Whose sizes the observations, actions and states must have, and whose length no
+            episode exceeds.
     """
     if length < 1:
         raise EpisodeError(f"{path}: an episode of {length} steps, expected at least 1")
+    if task is not None and length > task.episode_length:
+        raise EpisodeError(
+            f"{path}: an episode of {length} steps, expected at most {task.episode_length}, where "
+            f"those of {task.name} end"
+        )
     widths: dict[str, tuple[int, ...]] = {"reward": REWARD_WIDTHS, "discount": (1,)}
     if task is not None:
         widths["observation"] = (task.observation_dim,)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -22,6 +23,16 @@ Result = TypeVar("Result")
 
 # Bytes that a broken connection can lose.
 _BLOCK = 1 << 16
+
+# What to do about a server whose ranges can't be used.
+_WITHOUT_RANGES = "download the whole dataset (without --episodes)"
+
+# Addresses that no retry mends.
+_UNUSABLE = (
+    requests.exceptions.MissingSchema,
+    requests.exceptions.InvalidSchema,
+    requests.exceptions.InvalidURL,
+)
 
 
 class DownloadError(RuntimeError):
@@ -140,14 +151,34 @@ class RemoteFile(io.RawIOBase):
                 if response.status_code != 206:
                     raise DownloadError(
                         f"{self._url}: the server does not serve ranges, so single episodes "
-                        f"cannot be taken; download the whole dataset (without --episodes)"
+                        f"cannot be taken; {_WITHOUT_RANGES}"
                     )
-                length = int(response.headers["Content-Range"].rpartition("/")[2])
+                length = _length_of_range(self._url, response, begin, _WITHOUT_RANGES)
                 if self.length and length != self.length:
                     raise DownloadError(f"{self._url} changed while it was read; run again")
-                return response.content, length
+                content = response.content
+                if len(content) != count:
+                    raise requests.ConnectionError(f"{len(content)} of {count} bytes arrived")
+                return content, length
 
         return _insist(self._url, get, self._patience)
+
+
+def check_file(path: Path, *, size: int | None, sha256: str | None) -> None:
+    """Refuses, by `DownloadError`, a local file that is not what is expected; None is not known."""
+    found = path.stat().st_size
+    if size is not None and found != size:
+        raise DownloadError(
+            f"{path} has {found:,} bytes, expected {size:,}: another file, or part of one; "
+            f"move it away, or choose another folder by --out"
+        )
+    if sha256 is None:
+        log.warning("%s: no SHA-256 is known for it, so it is taken for what it should be", path)
+    elif (found_sha256 := _sha256(path)) != sha256:
+        raise DownloadError(
+            f"{path} has SHA-256 {found_sha256}, expected {sha256}: damaged, or another file; "
+            f"move it away, or choose another folder by --out"
+        )
 
 
 def check_disk(near: Path, needed: int) -> None:
@@ -171,14 +202,18 @@ def _continue(url: str, partial: Path, size: int | None, patience: Patience) -> 
     headers = {"Range": f"bytes={begin}-", "If-Range": tag} if begin and tag else {}
     with _get(url, headers, patience) as response:
         if response.status_code == 416:  # nothing left to send, or the file has shrunk
-            total = int(response.headers.get("Content-Range", "*/-1").rpartition("/")[2])
-            if total == begin:
-                return _check_size(url, total, size, partial)
+            there = response.headers.get("Content-Range", "").rpartition("/")[2]
+            if there == str(begin):
+                return _check_size(url, begin, size, partial)
             _forget(partial)
-            raise requests.ConnectionError(f"{begin} bytes are here, {total} there; starting over")
-        if response.status_code == 200:  # the whole file: a first request, or no ranges here
-            begin = 0
-        total = begin + int(response.headers["Content-Length"])
+            raise requests.ConnectionError(
+                f"{begin} bytes are here, {there or 'an unknown number'} there; starting over"
+            )
+        if response.status_code == 206:
+            total = _length_of_range(url, response, begin, f"remove {partial} to begin anew")
+        else:  # the whole file: a first request, or no ranges here
+            begin, total = 0, _length(url, response)
+            _forget(partial)  # before the new tag, which else could be taken for that of old bytes
         _check_size(url, total, size, partial)
         check_disk(partial, total - begin)
         tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
@@ -198,6 +233,32 @@ def _continue(url: str, partial: Path, size: int | None, patience: Patience) -> 
                 bar.update(len(block))
     if _size(partial) != total:
         raise requests.ConnectionError(f"{_size(partial)} of {total} bytes arrived")
+
+
+def _length(url: str, response: requests.Response) -> int:
+    """Bytes of a whole file that begins to arrive; `DownloadError` if nobody says."""
+    found = response.headers.get("Content-Length", "")
+    if not found.isdecimal():
+        raise DownloadError(
+            f"{url}: the server does not say how long the file is (Content-Length {found!r}), so "
+            f"it could end too early unseen; try a mirror by --base-url"
+        )
+    return int(found)
+
+
+def _length_of_range(url: str, response: requests.Response, begin: int, instead: str) -> int:
+    """Bytes of the whole file that a range is of.
+
+    `DownloadError` if the range begins elsewhere than at `begin`, saying what to do `instead`.
+    """
+    found = response.headers.get("Content-Range", "")
+    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", found)
+    if match is None or int(match[1]) != begin:
+        raise DownloadError(
+            f"{url}: bytes from {begin:,} on were asked for, the server sends {found!r}, expected "
+            f"'bytes {begin}-LAST/LENGTH': its ranges can't be used; {instead}"
+        )
+    return int(match[2])
 
 
 def _get(url: str, headers: dict[str, str], patience: Patience) -> requests.Response:
@@ -231,6 +292,10 @@ def _insist(
 
 def _raise_if_final(url: str, error: requests.RequestException) -> None:
     """Turns what no retry mends into a `DownloadError`."""
+    if isinstance(error, _UNUSABLE):
+        raise DownloadError(
+            f"{url}: {error}; expected an address like https://host/folder (see --base-url)"
+        ) from error
     status = error.response.status_code if error.response is not None else None
     if status is not None and status < 500 and status not in (408, 429):
         raise DownloadError(f"{url}: the server answers {error}") from error

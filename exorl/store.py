@@ -14,7 +14,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -158,6 +158,7 @@ def pack(
         "sources": {name: str(folder) for name, folder in folders.items()},
         "selection": {"mix": mix, "episodes": episodes, "select": select, "seed": seed},
     }
+    _refuse_others(out, plan, task, skip_bad)
     _build(out, plan, task, origin, skip_bad, progress)
     return EpisodeStore(out)
 
@@ -171,9 +172,13 @@ def _build(
     progress: Progress,
 ) -> None:
     """Writes the store aside, then moves it to where it shall be."""
-    partial = out.with_name(f".{out.name}.{os.getpid()}")
-    partial.mkdir(parents=True)
-    try:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True
+    ) as aside:
+        # In it, not itself: others may not read a temporary folder.
+        partial = Path(aside) / "store"
+        partial.mkdir()
         listed, skipped = _write_fields(plan, partial, task, skip_bad, progress)
         index = {
             "schema": SCHEMA,
@@ -190,9 +195,28 @@ def _build(
         if not out.exists():
             os.replace(partial, out)
         elif not _same(out, index):
-            raise StoreError(f"{out}: something else is there already; remove it or pack elsewhere")
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            raise _something_else(out)
+
+
+def _refuse_others(
+    out: Path, plan: Sequence[tuple[str, EpisodeFile]], task: Task, skip_bad: bool
+) -> None:
+    """Refuses what can't be the same store, before anything is read to make sure."""
+    if not out.exists():
+        return
+    try:
+        there = EpisodeStore(out).index
+    except (StoreError, NotADirectoryError) as error:
+        raise _something_else(out) from error
+    wanted = [(name, file.index, file.path.name) for name, file in plan]
+    listed = [(each["collector"], each["episode"], each["file"]) for each in there["episodes"]]
+    alike = set(listed) <= set(wanted) if skip_bad else listed == wanted
+    if there["domain"] != task.domain or not alike:
+        raise _something_else(out)
+
+
+def _something_else(out: Path) -> StoreError:
+    return StoreError(f"{out}: something else is there already; remove it or pack elsewhere")
 
 
 def _mixed(

@@ -1,5 +1,6 @@
 """What all command lines share: log lines and errors for people, on standard error."""
 
+import errno
 import importlib.metadata
 import logging
 import os
@@ -9,12 +10,17 @@ from collections.abc import Callable
 PACKAGES = ("ring", "exorl", "data", "agent", "scripts", "__main__")
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""A disk without room, or a user without a right to more; such errors name no file."""
+
+
 def run(main: Callable[[], object]) -> None:
     """Runs a command, turning the user's mistakes into one line and exit status 2.
 
-    Such are errors of a type of ours, a `ValueError` raised in our code, and files that are
-    missing or in the way. Anything else is a fault of the program and shows its traceback, as
-    everything does with EXORING_DEBUG=1.
+    Such are errors of a type of ours, a `ValueError` or `FloatingPointError` raised in our code,
+    and files that are missing, in the way or not ours to touch, or that the disk has no room for.
+    Anything else is a fault of the program and shows its traceback, as everything does with
+    EXORING_DEBUG=1.
     """
     logging.basicConfig(format="exoring: %(message)s", stream=sys.stderr)
     for package in PACKAGES:
@@ -33,8 +39,10 @@ def run(main: Callable[[], object]) -> None:
 def _is_users(error: Exception) -> bool:
     if isinstance(error, FileNotFoundError | FileExistsError):
         return True
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
+        return True
     origin = type(error).__module__
-    if isinstance(error, ValueError) and origin == "builtins":
+    if isinstance(error, ValueError | FloatingPointError) and origin == "builtins":
         traceback = error.__traceback__
         while traceback and traceback.tb_next:
             traceback = traceback.tb_next

@@ -27,8 +27,9 @@ class Download:
         algo: what collected it: aps, diayn, disagreement, icm, icm_apt, proto, random, rnd or smm.
         episodes: only the first so many, read out of the remote zip; default all.
         out: folder of the dataset, by default datasets/DOMAIN/ALGO under $EXORING_HOME.
-        keep_zip: leave the zip beside the folder when its episodes are unpacked.
-        dry_run: say what would be downloaded, and whether it fits, and stop.
+        keep_zip: leave the zip beside the folder when its episodes are unpacked, as one that was
+            there before always is.
+        dry_run: say what would be downloaded, and, where that is known, whether it fits; and stop.
         base_url: where the zips lie, a mirror of the publisher's layout.
         timeout: seconds without a byte that count as a failure.
         retries: failures in a row, without a byte in between, that are forgiven.
@@ -67,14 +68,24 @@ def main(args: Download) -> None:
 def _plan(dataset: datasets.Dataset, folder: Path, args: Download) -> list[str]:
     known = f"{dataset.size:,} bytes" if dataset.size else "length unknown until asked for"
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(there).free
     return [
         f"from     {dataset.url(args.base_url)}",
         f"zip      {known}, SHA-256 {dataset.sha256 or 'unknown'}",
         f"take     {'all' if args.episodes is None else f'the first {args.episodes:,}'} episodes",
         f"to       {folder / 'buffer'}",
-        f"free     {shutil.disk_usage(there).free / 1e9:.1f} GB; a whole dataset needs twice its "
-        f"zip until it is unpacked",
+        f"free     {free / 1e9:.1f} GB; {_fits(dataset, free, args)}",
     ]
+
+
+def _fits(dataset: datasets.Dataset, free: int, args: Download) -> str:
+    if args.episodes is not None:
+        return "what some episodes need is known only when they are asked for"
+    if dataset.size is None:
+        return "a whole dataset needs twice its zip until it is unpacked"
+    # The episodes in it are compressed already: unpacked they are as large again.
+    fits = "fits" if 2 * dataset.size <= free else "DOES NOT FIT"
+    return f"zip and unpacked episodes need {2 * dataset.size / 1e9:.1f} GB: {fits}"
 
 
 if __name__ == "__main__":

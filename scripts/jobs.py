@@ -11,6 +11,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from queue import SimpleQueue
 
+from exorl import parallel
+
 
 @dataclass(frozen=True)
 class Job:
@@ -30,24 +32,31 @@ def run(jobs: Sequence[Job], at_once: int, logs: Path, compiled: Path) -> None:
 
     Args:
         jobs: started in this order.
-        at_once: processes at a time.
+        at_once: processes at a time, at least 1.
         logs: folder of their output.
         compiled: folder of compiled programs, which agents of one shape share.
 
     Raises:
         RuntimeError: a command failed; the message ends with the end of its log.
+        ValueError: no process at a time.
     """
+    if at_once < 1:
+        raise ValueError(f"jobs is {at_once}, expected at least 1 process at a time")
     logs.mkdir(parents=True, exist_ok=True)
     # Small networks gain nothing from a second thread of XLA's and pay for it: one core a process.
     # A thread's affinity is inherited by the processes it starts.
     cores: SimpleQueue[int] = SimpleQueue()
-    for each in islice(cycle(sorted(os.sched_getaffinity(0))), at_once):
+    for each in islice(cycle(parallel.cores()), at_once):
         cores.put(each)
-    with ThreadPoolExecutor(
-        at_once, initializer=lambda: os.sched_setaffinity(0, {cores.get()})
-    ) as pool:
+    with ThreadPoolExecutor(at_once, initializer=lambda: _bind(cores.get())) as pool:
         for _ in pool.map(lambda job: _run(job, logs, compiled), jobs):
             pass
+
+
+def _bind(core: int) -> None:
+    """Keeps this thread on one core, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
 
 
 def _run(job: Job, logs: Path, compiled: Path) -> None:

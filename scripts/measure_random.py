@@ -1,5 +1,6 @@
 """Measures the return of a uniformly random policy, the zero of every normalised score.
 
+Example:
     python -m scripts.measure_random --tasks cheetah_run walker_walk
 
 The numbers belong into the table of `exorl/tasks.py`.
@@ -10,6 +11,7 @@ import tyro
 
 from exorl.simulation import Simulation
 from exorl.tasks import TASKS
+from scripts import command
 
 
 def random_returns(task: str, episodes: int) -> np.ndarray:
@@ -32,7 +34,12 @@ def main(tasks: tuple[str, ...] = tuple(TASKS), episodes: int = 100) -> None:
     Args:
         tasks: Names of the tasks to measure.
         episodes: Episodes a task, at least 2.
+
+    Raises:
+        ValueError: Fewer, which have no interval.
     """
+    if episodes < 2:
+        raise ValueError(f"episodes is {episodes}, expected at least 2: one has no interval")
     for task in tasks:
         returns = random_returns(task, episodes)
         half_width = 1.96 * returns.std(ddof=1) / np.sqrt(episodes)
@@ -40,4 +47,4 @@ def main(tasks: tuple[str, ...] = tuple(TASKS), episodes: int = 100) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    command.run(lambda: tyro.cli(main))

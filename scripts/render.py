@@ -7,6 +7,7 @@ Example:
     python -m scripts.render runs/demo/seed0/hidden/evaluation/videos/*.npz
 """
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,11 +39,22 @@ def main(args: Render) -> None:
     from exorl import render
 
     for path in args.episodes:
-        with np.load(path) as episode:
-            task, seed, actions = str(episode["task"]), int(episode["seed"]), episode["actions"]
+        task, seed, actions = _read(path)
         pictures = render.frames(task, seed, actions, (args.height, args.width))
         render.save_gif(path.with_suffix(".gif"), pictures, args.seconds)
         print(path.with_suffix(".gif"))
+
+
+def _read(path: Path) -> tuple[str, int, np.ndarray]:
+    """Task, seed and actions ``[T, A]`` of a kept episode; `ValueError` if it is none."""
+    try:
+        with np.load(path) as episode:
+            return str(episode["task"]), int(episode["seed"]), episode["actions"]
+    except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path}: not an episode that scripts.evaluate --video kept, with task, seed and "
+            f"actions ({error})"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from exorl.paths import home
 
@@ -67,6 +67,9 @@ class CollectConfig:
 
     def __post_init__(self):
         """Refuses what no collector could do."""
+        if self.method not in get_args(Method):
+            expected = ", ".join(get_args(Method))
+            raise ValueError(f"method is {self.method!r}, expected one of {expected}")
         _at_least(1, self, "steps", "processes")
         _at_least(0, self, "seed")
 

@@ -3,9 +3,10 @@
 The files follow `dm_control.suite`, whose names the accessors keep. Each has:
 
 - `ClosedForm`: what its rewards are made of, computed from arrays of states;
-- `meter(model)`: the same, read off MuJoCo after as little of its work as will do;
+- `meter(mujoco, model)`: the same, read off MuJoCo after as little of its work as will do;
 - `reward(goal, state, control)`: rewards from either of them;
-- `observation(physics)`, or, where sensors add what the state does not hold, `sensors(model)`;
+- `observation(physics)`, or, where sensors add what the state does not hold, `sensors(model)` and
+  `observed_state(physics, measured)`, the part of the observation that it does hold;
 - `environment(goal, seed)`, if dm_control lacks some of its tasks.
 """
 

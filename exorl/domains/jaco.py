@@ -80,6 +80,14 @@ def sensors(model: MjModel) -> Callable[[MjData], np.ndarray]:
     return read
 
 
+def observed_state(physics: np.ndarray, measured: Measured) -> tuple[np.ndarray, np.ndarray]:
+    """Entries `[K]` of observations that the state tells, and what it tells `[..., K]`."""
+    arm, fingers = physics[..., :6], physics[..., 6:9]
+    angles = np.stack([np.sin(arm), np.cos(arm)], axis=-1).reshape(*arm.shape[:-1], 12)
+    values = (angles, physics[..., 9:15], fingers, physics[..., 15:], measured.hand)
+    return np.r_[0:12, 18:33], np.concatenate(values, axis=-1)
+
+
 def reward(goal: str, state: ClosedForm | Measured, control: np.ndarray) -> np.ndarray:
     """Nearness of the point between the fingers to the goal, `[...]`."""
     del control

@@ -119,6 +119,15 @@ def sensors(model: MjModel) -> Callable[[MjData], np.ndarray]:
     return read
 
 
+def observed_state(physics: np.ndarray, measured: Measured) -> tuple[np.ndarray, np.ndarray]:
+    """Entries `[K]` of observations that the state tells, and what it tells `[..., K]`.
+
+    That is all of the joints and the filtered controls, and how upright the torso is.
+    """
+    values = (physics[..., 7:23], physics[..., 29:], measured.torso_upright[..., None])
+    return np.r_[0:44, 47], np.concatenate(values, axis=-1)
+
+
 def _readings(model: MjModel, *names: str) -> np.ndarray:
     """Where the three readings of each of these sensors are."""
     return np.concatenate([model.sensor(name).adr[0] + np.arange(3) for name in names])

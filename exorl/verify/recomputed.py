@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from exorl.backends import measure
 from exorl.domains import DOMAINS
 from exorl.episodes import Episode
 from exorl.rewards import Mode, reward
@@ -38,15 +39,17 @@ _SHIFTS = {0: "in place", 1: "one row early", -1: "one row late"}
 
 
 def check_observations(member: Member, episode: Episode, task: Task, findings: Findings) -> None:
-    """Compares observations with those of the states, unless they also hold what sensors felt."""
-    of_states = getattr(DOMAINS[task.domain], "observation", None)
-    if of_states is None:
-        return
-    expected = of_states(episode.physics)
-    error = np.abs(episode.observation - expected) / np.maximum(np.abs(expected), 1)
-    row, entry = np.unravel_index(error.argmax(), error.shape)
-    worst = float(error[row, entry])
-    where = f"{member.label}: entry {entry} in row {row}"
+    """Compares observations with those of the states, but for what sensors felt."""
+    domain, physics = DOMAINS[task.domain], episode.physics
+    if hasattr(domain, "observation"):
+        entries, expected = np.arange(task.observation_dim), domain.observation(physics)
+    else:
+        entries, expected = domain.observed_state(physics, measure(task, physics))
+    found = episode.observation[:, entries]
+    error = np.abs(found - expected) / np.maximum(np.abs(expected), 1)
+    row, column = np.unravel_index(error.argmax(), error.shape)
+    worst = float(error[row, column])
+    where = f"{member.label}: entry {entries[column]} in row {row}"
     findings.add("observations", worst, None if worst <= OBSERVATION_TOLERANCE else where)
 
 

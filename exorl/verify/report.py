@@ -22,7 +22,7 @@ _CHECKS: dict[str, tuple[Status, str]] = {
     "one-step physics": ("failed", "largest median of an episode's errors: {:.1e}"),
     "action rows": ("failed", "episodes with shifted actions: {:.0f}"),
     "reward rows": ("failed", "episodes with shifted rewards: {:.0f}"),
-    "duplicates": ("warning", "episodes equal to an earlier one: {:.0f}"),
+    "duplicates": ("warning", "episodes with the states and actions of an earlier one: {:.0f}"),
     "numbers": ("warning", "missing or double: {:.0f}"),
     "skipped": ("warning", "files left out when packing: {:.0f}"),
 }

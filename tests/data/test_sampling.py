@@ -8,7 +8,7 @@ import ring
 from data.batches import Batch, place, positions
 from data.normalize import Normalizer
 from data.packing import steps_in
-from data.pool import Pool
+from data.pool import Pool, spread
 from data.sampling import ChainSampler, WindowSampler, placed, trajectory_counts, whole
 from exorl import relabel
 
@@ -148,9 +148,10 @@ def test_windows_agree_with_packed_chains(single):
 def test_first_steps_are_drawn_no_more_rarely_than_others(single):
     made = WindowSampler(single, single.normalizer(), chunk=8, window=4, top=1.0, windows=2_000)
     counts = np.bincount(whole(made, 0, 0).timestep.ravel(), minlength=10)
-    middle = counts[4:7].mean()
-    assert (counts[:4] > 0.9 * middle).all()
-    assert counts[0] < 1.2 * middle
+    # Ten places to begin at, three of them before the first of ten steps. Those are moved to it,
+    # so that the first window is drawn four times as often as any other.
+    expected = np.array([4, 4 + 1, 4 + 2, 4 + 3, 4, 4, 4, 3, 2, 1]) / 10
+    np.testing.assert_allclose(counts / 2_000, expected, rtol=0.15)
 
 
 def test_refusals_name_what_is_wrong(single, hidden, cheetah_store, monkeypatch):
@@ -158,24 +159,66 @@ def test_refusals_name_what_is_wrong(single, hidden, cheetah_store, monkeypatch)
         WindowSampler(hidden, hidden.normalizer(), chunk=1, window=1, top=1.0, windows=1)
     with pytest.raises(ValueError, match=r"does not fit an episode of 83"):
         WindowSampler(single, single.normalizer(), chunk=8, window=11, top=1.0, windows=1)
-    with pytest.raises(ValueError, match="chain of 17 trajectories needs as many"):
-        sampler(single).chain(0, 0, 0, 17)
+    with pytest.raises(ValueError, match="17 trajectories needs as many training episodes"):
+        sampler(single, trajectories=17)
+    with pytest.raises(ValueError, match="5 trajectories needs as many held-out episodes"):
+        sampler(single, trajectories=5, held_out=True)
+    with pytest.raises(ValueError, match=r"84 environment steps does not fit an episode of 83"):
+        sampler(single, chunk=84)
+    for fits in ({"trajectories": 16}, {"held_out": True}, {"chunk": 83}):
+        sampler(single, **fits)
     with pytest.raises(ValueError, match="holdout"):
         Pool.load(cheetah_store, (RUN,), holdout=0.9)
-    monkeypatch.setattr(relabel, "returns", lambda store, task: np.zeros(len(store)))
-    with pytest.raises(ValueError, match=r"no training episode .* scores under cheetah_run:"):
+    with pytest.raises(
+        ValueError, match=r"cannot be split with holdout=0\.03; collect at least 34"
+    ):
+        Pool.load(cheetah_store, (RUN,), holdout=0.03)
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (0, r"fewer than 1 % of the training episodes in .* score under cheetah_run;"),
+        (1e-32, r"under cheetah_run: .* is 1e-32, expected at least 1;"),
+        (0.99, r"under cheetah_run: .* is 0\.99, expected at least 1;"),
+    ],
+)
+def test_returns_that_nothing_can_be_scaled_by_are_refused(
+    cheetah_store, monkeypatch, value, fault
+):
+    """Tolerances with Gaussian tails pay something for nothing."""
+    monkeypatch.setattr(relabel, "returns", lambda store, task: np.full(len(store), value))
+    with pytest.raises(ValueError, match=fault):
         Pool.load(cheetah_store, (RUN,))
+
+
+def test_episodes_are_held_out_evenly_at_any_fraction():
+    every_fifth = np.arange(1_000) % 5 == 4
+    np.testing.assert_array_equal(spread(1_000, 0.2), every_fifth)
+    for fraction in (0, 0.01, 0.1, 0.25, 0.29, 0.3, 1 / 3, 0.4, 0.5):
+        held_out = spread(1_000, fraction)
+        assert held_out.sum() == np.floor(1_000 * fraction + 1e-9)
+        for stretch in np.split(held_out, 10):
+            assert abs(stretch.sum() - 100 * fraction) < 1
 
 
 def test_the_normalizer_survives_json_and_constant_dimensions():
     values = np.random.default_rng(0).normal(3, 2, (1000, 3)).astype(np.float32)
     values[:, 1] = 5
-    normalizer = Normalizer.fit(values)
+    normalizer = Normalizer.fit([values])
     normal = normalizer(values)
     np.testing.assert_allclose(normal.mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(normal.std(axis=0), [1, 0, 1], atol=1e-4)
     again = Normalizer.from_json(normalizer.to_json())
     np.testing.assert_array_equal(again(values), normal)
+
+
+def test_the_normalizer_is_to_the_bit_that_of_all_observations_at_once(single):
+    made = single.normalizer()
+    whole = np.concatenate([single.store[episode].observation for episode in single.training])
+    np.testing.assert_array_equal(made.mean, whole.mean(0, dtype=np.float64).astype(np.float32))
+    deviation = np.maximum(whole.std(0, dtype=np.float64), 1e-3).astype(np.float32)
+    np.testing.assert_array_equal(made.deviation, deviation)
 
 
 def test_a_batch_lies_on_the_mesh_as_steps(hidden):
@@ -259,12 +302,17 @@ def test_n_drawn_or_fixed_differ_in_nothing_where_n_is_the_same(single):
     assert_equal(whole(fixed, 0, step), whole(drawn, 0, step))
 
 
-def test_a_hidden_task_changes_rewards_and_nothing_that_tells_it(single, hidden):
-    """Chains of one task: the same episodes, whether or not they might have been of another."""
-    one, two = (sampler(pool, fixed=True, top=1.0) for pool in (single, hidden))
-    batch, other = whole(one, 0, 0), whole(two, 0, 0)
-    for name in STRUCTURE:
-        np.testing.assert_array_equal(getattr(batch, name), getattr(other, name), err_msg=name)
+def test_hidden_chains_are_rewarded_by_their_own_task_on_its_own_scale(hidden):
+    made = sampler(hidden, fixed=True, top=1.0, batch_tokens=400)
+    batch = whole(made, 0, 0)
+    drawn = [made.draw(0, 0, row, 4) for row in range(len(batch.order))]
+    assert {draw.task for draw in drawn} == {RUN, BACK}
+    for row, (task, episodes) in enumerate(drawn):
+        scale = hidden.best_return(task)
+        returns = np.sort(hidden.returns[task][episodes]) / scale
+        np.testing.assert_allclose(batch.return_to_go[row, ::11, 0], returns[-1], rtol=1e-5)
+        earned = batch.reward[row].reshape(4, 11).sum(axis=1) * 4 / 11
+        np.testing.assert_allclose(earned, returns, rtol=1e-5)
 
 
 def test_held_out_batches_are_never_trained_on(single):

@@ -86,6 +86,8 @@ def test_episodes_of_unknown_origin_are_refused(tmp_path):
 def test_settings_nobody_can_mean_are_refused(tmp_path):
     with pytest.raises(ValueError, match="steps is 0"):
         CollectConfig(TASK, "random", tmp_path, steps=0)
+    with pytest.raises(ValueError, match="method is 'randon', expected one of random, structured"):
+        CollectConfig(TASK, "randon", tmp_path)
     with pytest.raises(ValueError, match="batch is 0"):
         LearnerConfig(batch=0)
     with pytest.raises(TaskError, match="cheetah_run"):

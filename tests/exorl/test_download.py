@@ -1,12 +1,15 @@
 """Downloads from a local server that misbehaves in every way that real ones do."""
 
+import dataclasses
 import hashlib
 import io
+import shutil
 import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,6 +119,34 @@ def lies(handler: Handler) -> bool:
     return True
 
 
+def tells_no_length(handler: Handler) -> bool:
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(handler.server.content)
+    handler.close_connection = True
+    return True
+
+
+def answers_a_range_by(content_range: str) -> Callable[[Handler], bool]:
+    def fault(handler: Handler) -> bool:
+        handler.send_response(206)
+        handler.send_header("Content-Range", content_range)
+        handler.send_header("Content-Length", "1")
+        handler.end_headers()
+        handler.wfile.write(b"P")
+        return True
+
+    return fault
+
+
+def forgets_the_length(handler: Handler) -> bool:
+    handler.send_response(416)
+    handler.send_header("Content-Range", "bytes */*")
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+    return True
+
+
 def episode(seed: int) -> bytes:
     """An npz that nobody opens here."""
     file = io.BytesIO()
@@ -202,6 +233,59 @@ def test_a_file_that_changed_meanwhile_is_not_spliced(server, archive, tmp_path)
     assert (tmp_path / "a.zip").read_bytes() == archive[::-1]
 
 
+def test_bytes_of_an_older_file_are_gone_before_the_new_tag_is_written(
+    server, archive, tmp_path, monkeypatch
+):
+    path = tmp_path / "a.zip"
+    path.with_name("a.zip.partial").write_bytes(archive[:30_000])
+    path.with_name("a.zip.partial.tag").write_text('"zero"')
+    write = http.write_whole
+
+    def dies_after(path, content):
+        write(path, content)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(http, "write_whole", dies_after)
+    server.content = archive[::-1]
+    with pytest.raises(KeyboardInterrupt):
+        download_file(server.url, path, patience=PATIENCE)
+    monkeypatch.setattr(http, "write_whole", write)
+    download_file(server.url, path, patience=PATIENCE)
+    assert path.read_bytes() == archive[::-1]
+
+
+@pytest.mark.parametrize("content_range", ["bytes 0-0/30001", "bytes 30000-30000/*", ""])
+def test_a_range_that_was_not_asked_for_is_not_appended(server, archive, tmp_path, content_range):
+    path = tmp_path / "a.zip"
+    path.with_name("a.zip.partial").write_bytes(archive[:30_000])
+    path.with_name("a.zip.partial.tag").write_text(server.tag)
+    server.faults = [answers_a_range_by(content_range)]
+    with pytest.raises(DownloadError, match=r"expected 'bytes 30000-.* remove .*a\.zip\.partial"):
+        download_file(server.url, path, patience=PATIENCE)
+    assert path.with_name("a.zip.partial").read_bytes() == archive[:30_000]
+
+
+def test_lengths_that_nobody_tells(server, archive, tmp_path):
+    server.faults = [tells_no_length]
+    with pytest.raises(DownloadError, match="does not say how long the file is"):
+        download_file(server.url, tmp_path / "a.zip", patience=PATIENCE)
+    tmp_path.joinpath("a.zip.partial").write_bytes(archive[:300])
+    tmp_path.joinpath("a.zip.partial.tag").write_text(server.tag)
+    server.faults = [forgets_the_length]
+    download_file(server.url, tmp_path / "a.zip", patience=PATIENCE)
+    assert (tmp_path / "a.zip").read_bytes() == archive
+    for content_range in ("bytes 0-0/*", "bytes 7-7/9000"):
+        server.faults = [answers_a_range_by(content_range)]
+        with pytest.raises(DownloadError, match=r"expected 'bytes 0-LAST/.*without --episodes"):
+            http.RemoteFile(server.url, PATIENCE)
+
+
+@pytest.mark.parametrize("url", ["nowhere/a.zip", "ftp://nowhere/a.zip", "http:///a.zip"])
+def test_what_is_no_address_is_said_at_once(tmp_path, url):
+    with pytest.raises(DownloadError, match="expected an address like https://host/folder"):
+        download_file(url, tmp_path / "a.zip", patience=Patience(retries=9, backoff=60))
+
+
 @pytest.mark.parametrize("extra", [0, 500])
 def test_416_means_complete_or_begin_anew(server, archive, tmp_path, extra):
     path = tmp_path / "a.zip"
@@ -283,16 +367,116 @@ def test_a_remote_zip_needs_ranges_and_must_be_one(server, tmp_path):
     assert not (tmp_path / "icm").exists()
 
 
-def test_damage_within_the_zip_is_noticed(server, archive, tmp_path):
-    at = archive.index(episode(4)) + 700
-    server.content = archive[:at] + bytes([archive[at] ^ 1]) + archive[at + 1 :]
-    with pytest.raises(DownloadError, match=r"Bad CRC-32.*nothing of the zip is kept"):
-        download(
-            datasets.dataset("walker", "icm"),
-            tmp_path / "icm",
-            base=server.url,
-            patience=PATIENCE,
-        )
+def zipped(method: int = zipfile.ZIP_STORED, damaged: int | None = None) -> bytes:
+    """Six episodes, one of them damaged where it begins."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as made:
+        for index in range(6):
+            made.writestr(f"buffer/episode_{index:06d}_49.npz", bytes(999))
+        infos = made.infolist()
+    content = bytearray(file.getvalue())
+    if damaged is not None:
+        begin = infos[damaged].header_offset + 30 + len(infos[damaged].filename)
+        content[begin] = 0xFF
+    return bytes(content)
+
+
+FAULTS = {zipfile.ZIP_STORED: "Bad CRC-32", zipfile.ZIP_DEFLATED: "invalid block type"}
+
+
+@pytest.mark.parametrize("method", FAULTS)
+def test_damage_within_the_zip_is_noticed_and_mended_by_another_run(server, tmp_path, method):
+    server.content = zipped(method, damaged=4)
+    for episodes, mend in ((None, "it is deleted; run again"), (6, "run again")):
+        with pytest.raises(DownloadError, match=rf"{FAULTS[method]}.*; {mend}"):
+            run(server, tmp_path, episodes=episodes)
+        assert [each.name for each in tmp_path.iterdir()] == ["icm"]
+        assert len(list((tmp_path / "icm" / "buffer").iterdir())) == 4
+    server.content = zipped(method)
+    assert len(run(server, tmp_path)) == 6
+
+
+def test_a_zip_that_ends_within_an_episode_is_noticed(server, tmp_path, monkeypatch):
+    def ends(self, member):
+        raise EOFError
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", ends)
+    with pytest.raises(DownloadError, match=r"icm\.zip is damaged.*it is deleted"):
+        run(server, tmp_path)
+
+
+def test_a_folder_of_another_dataset_is_refused(server, tmp_path):
+    run(server, tmp_path, episodes=3)
+    count = len(server.requests)
+    folder = tmp_path / "icm"
+    for domain, algorithm in (("walker", "icm_apt"), ("cheetah", "icm")):
+        other = datasets.dataset(domain, algorithm)
+        with pytest.raises(DownloadError, match=rf"walker/icm\.zip, now {domain} {algorithm} is"):
+            download(other, folder, episodes=3, base=server.url)
+    # A mirror has the same.
+    icm = datasets.dataset("walker", "icm")
+    download(icm, folder, episodes=3, base=f"{server.url}/mirror")
+    assert len(server.requests) == count
+    (folder / "download.json").write_text("{")
+    with pytest.raises(DownloadError, match=r"download\.json: damaged"):
+        download(icm, folder, base=server.url)
+    (folder / "download.json").unlink()
+    with pytest.raises(DownloadError, match=r"buffer holds episodes, but no .*download\.json says"):
+        download(icm, folder, base=server.url)
+    assert len(server.requests) == count
+
+
+@pytest.mark.parametrize("episodes", [None, 3])
+def test_a_zip_that_was_there_before_is_checked_used_and_kept(server, archive, tmp_path, episodes):
+    path = tmp_path / "icm.zip"
+    path.write_bytes(archive)
+    sha256 = hashlib.sha256(archive).hexdigest()
+    dataset = datasets.Dataset("walker", "icm", len(archive), sha256)
+    for changes, fault in (({"size": 7}, "expected 7:"), ({"sha256": "0" * 64}, "expected 000")):
+        with pytest.raises(DownloadError, match=rf"icm\.zip has .*, {fault}.* move it away"):
+            download(dataclasses.replace(dataset, **changes), tmp_path / "icm", episodes=episodes)
+    buffer = download(dataset, tmp_path / "icm", episodes=episodes, base=server.url)
+    assert len(list(buffer.iterdir())) == (episodes or 12)
+    assert not server.requests and path.read_bytes() == archive
+
+
+@pytest.mark.parametrize("content", [b"nonsense", zipped(damaged=0)])
+def test_a_wrong_zip_that_was_there_before_is_named_and_kept(server, tmp_path, content):
+    path = tmp_path / "icm.zip"
+    path.write_bytes(content)
+    with pytest.raises(DownloadError, match=r"icm\.zip is damaged.*; move it away"):
+        run(server, tmp_path)
+    assert path.read_bytes() == content and not server.requests
+
+
+def test_a_downloaded_zip_of_something_else_does_not_stay(server, tmp_path):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("video/0.mp4", b"film")
+    server.content = file.getvalue()
+    with pytest.raises(DownloadError, match=r"icm\.zip holds no buffer.*; it is deleted"):
+        run(server, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_downloaded_zip_stays_if_asked_for(server, archive, tmp_path):
+    run(server, tmp_path, keep_zip=True)
+    assert (tmp_path / "icm.zip").read_bytes() == archive
+
+
+def test_a_dataset_may_come_to_the_current_folder(server, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    args = command.Download("walker", "icm", out=Path("."), episodes=2, base_url=server.url)
+    command.main(args)
+    assert len(list((tmp_path / "here" / "buffer").iterdir())) == 2
+
+
+@pytest.mark.parametrize("episodes", [0, -1])
+def test_no_episodes_are_refused(server, tmp_path, episodes):
+    with pytest.raises(DownloadError, match=rf"{episodes} episodes to download, expected at least"):
+        run(server, tmp_path, episodes=episodes)
+    assert not server.requests
 
 
 def test_a_dry_run_asks_nobody(server, tmp_path, capsys):
@@ -305,6 +489,24 @@ def test_a_dry_run_asks_nobody(server, tmp_path, capsys):
     assert "2,584,420,588 bytes, SHA-256 a34d0edf" in out
     assert "the first 10 episodes" in out
     assert not server.requests and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("algo", "episodes", "gigabytes", "said"),
+    [
+        ("proto", None, 6, "need 5.2 GB: fits"),
+        ("proto", None, 5, "need 5.2 GB: DOES NOT FIT"),
+        ("proto", 10, 5, "is known only when they are asked for"),
+        ("icm", None, 5, "needs twice its zip"),
+    ],
+)
+def test_a_dry_run_says_whether_it_fits(
+    tmp_path, capsys, monkeypatch, algo, episodes, gigabytes, said
+):
+    disk = type(shutil.disk_usage("/"))(10**12, 10**12, gigabytes * 10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+    command.main(command.Download("walker", algo, episodes, out=tmp_path, dry_run=True))
+    assert said in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_the_table_of_datasets():

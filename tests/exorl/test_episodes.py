@@ -90,6 +90,16 @@ def test_episodes_in_a_zip_are_read_and_leave_no_file_open(tmp_path, method):
     assert str(archive) not in opened
 
 
+@pytest.mark.parametrize("folder", ["buffer", "walker/rnd/buffer", ""])
+def test_a_zips_episodes_lie_in_buffer_at_any_depth(tmp_path, folder):
+    path = episodes.write(tmp_path, 3, make_episode())
+    with zipfile.ZipFile(tmp_path / "rnd.zip", "w") as zipped:
+        zipped.write(path, f"{folder}/{path.name}".lstrip("/"))
+        zipped.write(path, f"eval/{path.name}")
+    [file] = episodes.find(tmp_path / "rnd.zip")
+    assert str(file.path) == f"{tmp_path / 'rnd.zip'}/{folder}/{path.name}".replace("//", "/")
+
+
 @pytest.mark.parametrize("name", ["episode_1.npz", "episode_a_10.npz", "walker.npz"])
 def test_other_names_are_refused(tmp_path, name):
     (tmp_path / name).touch()
@@ -186,6 +196,19 @@ def test_sizes_must_be_the_tasks(tmp_path):
     with pytest.raises(EpisodeError, match=r"expected \(11, 1\) for cheetah_run"):
         four = dataclasses.replace(episodes.read(path), reward=np.zeros((11, 4), np.float32))
         episodes.check(four, path, 10, task("cheetah_run"))
+
+
+def test_an_episode_is_no_longer_than_its_task_lasts(tmp_path):
+    jaco = task("jaco_reach_top_left")
+    for length in (250, 251):
+        path = episodes.write(tmp_path, length, make_episode(length, dims=(42, 9, 18)))
+        episodes.read(path)
+        if length == 250:
+            episodes.read(path, jaco)
+    with pytest.raises(
+        EpisodeError, match=r"251\.npz: an episode of 251 steps, expected at most 250"
+    ):
+        episodes.read(path, jaco)
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "html", "gone", "array"])

@@ -229,9 +229,50 @@ def test_packing_again_keeps_the_same_and_refuses_another(folder, tmp_path):
         pack([folder], out, domain="cartpole", episodes=2)
     assert len(EpisodeStore(out)) == 11
     (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
     with pytest.raises(StoreError, match="something else is there already"):
         pack([folder], tmp_path / "file", domain="cartpole")
-    assert sorted(os.listdir(tmp_path)) == ["file", "out", "rnd"]
+    with pytest.raises(StoreError, match="something else is there already"):
+        pack([folder], tmp_path / "folder", domain="cartpole")
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "out", "rnd"]
+
+
+@pytest.mark.parametrize("there", ["store", "file", "folder"])
+def test_what_is_in_the_way_is_refused_before_anything_is_read(folder, tmp_path, there):
+    out = tmp_path / there
+    if there == "store":
+        pack([folder], out, domain="cartpole", episodes=10)
+    elif there == "file":
+        out.touch()
+    else:
+        out.mkdir()
+
+    def progress(files):
+        raise AssertionError("reading began")
+
+    for changes in ({}, {"episodes": 2}, {"episodes": 9, "skip_bad": True}):
+        with pytest.raises(StoreError, match="something else is there already"):
+            pack([folder], out, domain="cartpole", progress=progress, **changes)
+
+
+def test_a_store_in_the_current_folder_is_refused(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match="something else is there already"):
+        pack([folder], ".", domain="cartpole")
+
+
+def test_leaving_out_bad_episodes_again_keeps_the_same(folder, tmp_path):
+    (folder / "episode_4_9.npz").write_bytes(b"nonsense")
+    first = pack([folder], tmp_path / "out", domain="cartpole", skip_bad=True)
+    inode = os.stat(first.path / "action.npy").st_ino
+    pack([folder], tmp_path / "out", domain="cartpole", skip_bad=True)
+    assert os.stat(first.path / "action.npy").st_ino == inode
+
+
+def test_a_store_may_be_read_by_whoever_may_read_other_folders(folder, tmp_path):
+    (tmp_path / f".out.{os.getpid()}").mkdir()  # left by a process that had this number before
+    store = pack([folder], tmp_path / "out", domain="cartpole")
+    assert os.stat(store.path).st_mode == os.stat(folder).st_mode
 
 
 def test_the_fingerprint_is_of_the_content(folder, tmp_path):

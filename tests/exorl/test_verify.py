@@ -14,8 +14,11 @@ from exorl import Simulation, episodes, pack
 from exorl.episodes import FIELDS, Episode, EpisodeError
 from exorl.rewards import reward
 from exorl.store import EpisodeStore
-from exorl.tasks import TaskError, domain_tasks
+from exorl.tasks import TaskError, domain_tasks, task
 from exorl.verify import VerifyError, verify
+from exorl.verify.recomputed import check_observations
+from exorl.verify.report import Findings
+from exorl.verify.source import open_source
 from scripts.verify import Verify, main
 
 ROOT = Path(__file__).parent.parent.parent
@@ -216,7 +219,7 @@ def test_what_may_be_meant_is_only_warned_of(gaits):
     report = verify(gaits)
     assert report.status == "warning" and by_status(report, "warning") == {"duplicates", "numbers"}
     (twins,) = found(report, "duplicates").examples
-    assert twins == "gaits/episode_000009_40.npz equals gaits/episode_000000_40.npz"
+    assert twins == "gaits/episode_000009_40.npz repeats gaits/episode_000000_40.npz"
     numbers = found(report, "numbers")
     assert numbers.examples == ("gaits: 5 of 0 to 9 missing, 1 double",)
     assert numbers.measured == 6 and report.collectors[0].missing == 5
@@ -244,7 +247,9 @@ def test_another_collector_may_record_another_reward(gaits, tmp_path):
         change(tmp_path / "rnd", number, reward=poked(backward + 1, 0, 0))
     sources = [gaits, tmp_path / "other", tmp_path / "rnd"]
     report = verify(pack(sources, tmp_path / "store", domain="cheetah").path)
-    assert by_status(report, "warning") == {"recorded reward"} and report.status == "warning"
+    # What differs is the reward alone.
+    assert by_status(report, "warning") == {"recorded reward", "duplicates"}
+    assert report.status == "warning" and found(report, "duplicates").measured == 10
     named = ("cheetah_run", "cheetah_run_backward", "no task")
     detail = "; ".join(f"{each} in 5 of 15 episodes" for each in named)
     assert found(report, "recorded reward").detail == detail
@@ -288,10 +293,28 @@ def test_constant_actions_are_not_taken_for_shifted(tmp_path, length):
     assert verify(record(tmp_path, "cartpole_swingup", action)).status == "ok"
 
 
-def test_what_sensors_felt_is_not_recomputed(tmp_path):
-    report = verify(record(tmp_path, "quadruped_run", random_actions(12)))
-    assert report.status == "ok" and matching(report) == ["quadruped_run"]
-    assert "observations" not in {check.name for check in report.checks}
+@pytest.mark.parametrize(
+    ("name", "felt", "told"),
+    [
+        ("quadruped_run", (44, 48, 77), (0, 15, 16, 43, 47)),
+        ("jaco_reach_top_left", (12, 17, 33), (0, 11, 18, 26, 29, 30, 31, 32)),
+    ],
+)
+def test_of_observations_by_sensors_the_states_part_is_recomputed(tmp_path, name, felt, told):
+    spec = task(name)
+    report = verify(record(tmp_path, name, random_actions(spec.action_dim)))
+    assert report.status == "ok" and name in matching(report)
+    assert 0 < found(report, "observations").measured < 1e-6
+    [member] = open_source(tmp_path, None).members
+    episode = member.read(spec)
+    for entry in (*felt, *told):
+        observation, findings = episode.observation.copy(), Findings()
+        observation[7, entry] += 0.01
+        changed = dataclasses.replace(episode, observation=observation)
+        check_observations(member, changed, spec, findings)
+        [check] = findings.checks()
+        assert check.status == ("failed" if entry in told else "ok")
+        assert entry in felt or f"entry {entry} in row 7" in check.examples[0]
 
 
 def test_states_that_diverge_fail_alone(tmp_path):

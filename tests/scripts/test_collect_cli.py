@@ -1,5 +1,6 @@
 """`python -m scripts.collect`, and how command lines report errors."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -47,7 +48,14 @@ def fails_with(error):
 
 @pytest.mark.parametrize(
     "error",
-    [TaskError("unknown task"), FileNotFoundError("no such"), FileExistsError("in the way")],
+    [
+        TaskError("unknown task"),
+        FileNotFoundError("no such"),
+        FileExistsError("in the way"),
+        NotADirectoryError(errno.ENOTDIR, "Not a directory", "file/out"),
+        PermissionError(errno.EACCES, "Permission denied", "out"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
 )
 def test_mistakes_of_the_user_are_one_line(capsys, error):
     with pytest.raises(SystemExit) as exit:
@@ -56,11 +64,30 @@ def test_mistakes_of_the_user_are_one_line(capsys, error):
     assert capsys.readouterr().err == f"exoring: error: {error}\n"
 
 
-def test_faults_of_the_program_show_their_traceback():
-    # A ValueError from elsewhere, here this test, says nothing to the user.
-    for error in (ValueError("shapes do not match"), KeyError("lost"), RuntimeError("broken")):
-        with pytest.raises(type(error)):
-            command.run(fails_with(error))
+@pytest.mark.parametrize("kind", ["ValueError", "FloatingPointError"])
+def test_builtin_errors_are_the_users_if_our_code_raises_them(capsys, kind):
+    ours = {"__name__": "agent.interval"}
+    exec(f"def main():\n    raise {kind}('no longer finite')", ours)
+    with pytest.raises(SystemExit):
+        command.run(ours["main"])
+    assert capsys.readouterr().err == "exoring: error: no longer finite\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        # From elsewhere, here this test, these say nothing to the user.
+        ValueError("shapes do not match"),
+        FloatingPointError("divide by zero"),
+        KeyError("lost"),
+        RuntimeError("broken"),
+        OSError(errno.EIO, "Input/output error"),
+    ],
+    ids=repr,
+)
+def test_faults_of_the_program_show_their_traceback(error):
+    with pytest.raises(type(error)):
+        command.run(fails_with(error))
 
 
 def test_debugging_shows_every_traceback(monkeypatch):
