@@ -4,6 +4,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 SEEDS ?= 1
 SIZE ?= demo
+DEMO_ARGS ?=
 
 .PHONY: demo test test-all lint bench
 
@@ -16,7 +17,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	@touch $@
 
 demo: $(VENV)/.installed
-	$(PY) -m scripts.compare $(SIZE) --seeds $(SEEDS)
+	$(PY) -m scripts.compare $(SIZE) --seeds $(SEEDS) $(DEMO_ARGS)
 
 test: $(VENV)/.installed
 	$(PY) -m pytest -m "not slow" -n 2

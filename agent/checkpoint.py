@@ -29,7 +29,7 @@ from agent import networks, optimizer
 from agent.config import TrainConfig
 from agent.sharding import named_leaves, with_shardings
 from data.normalize import Normalizer
-from exorl import task
+from exorl import EpisodeStore, task
 from exorl.paths import write_whole
 
 CONFIG = "config.json"
@@ -332,6 +332,22 @@ def load(run: Path, config: TrainConfig, mesh: Mesh, step: int | None = None) ->
         mesh=mesh,
         step=step,
     )
+
+
+def check_episodes(run: Path, step: int, store: EpisodeStore) -> None:
+    """Refuse episodes other than those a checkpoint was trained on, wherever they lie.
+
+    Raises:
+        ValueError: the store holds others.
+    """
+    with ocp.CheckpointManager(folder(run)) as manager:
+        trained_on = _meta(manager, step, run)["store_fingerprint"]
+    if trained_on != store.fingerprint:
+        raise ValueError(
+            f"{run} was trained on other episodes than those in {store.path}, which contexts and "
+            f"targets would be taken from (fingerprint {trained_on} there, {store.fingerprint} "
+            f"here); put its episodes back, or train on these with another --run"
+        )
 
 
 def observation_layout(config: TrainConfig) -> str:

@@ -16,6 +16,9 @@ Platform = Literal["cpu", "gpu", "tpu"]
 
 TRANSFORMERS: tuple[Method, ...] = ("at", "dt", "dt_long")
 
+PROFILED_STEPS = range(10, 15)
+"""Counted from the first of a start: compilation is over by then."""
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -167,7 +170,7 @@ class TrainConfig:
         evaluate_every: steps between evaluations (held-out action error, and rollouts); 0: none.
         evaluate_rollouts: chains rolled out for each task by an evaluation; 0: none.
         require: refuse to run on anything but this, instead of training slowly on a CPU.
-        profile: record a trace of a few steps for TensorBoard, in the run's folder.
+        profile: record a trace of `PROFILED_STEPS` for TensorBoard, in the run's folder.
     """
 
     run: Path
@@ -200,20 +203,41 @@ class TrainConfig:
         for name in ("evaluate_every", "evaluate_rollouts"):
             if getattr(self, name) < 0:
                 raise ValueError(f"config.{name}={getattr(self, name)} must not be negative")
-        shards = mesh.data * mesh.fsdp
-        if self.method == "at" and self.evaluate_rollouts % shards:
-            raise ValueError(
-                f"evaluate_rollouts={self.evaluate_rollouts} do not divide over mesh.data × "
-                f"mesh.fsdp = {shards}; use {-(-self.evaluate_rollouts // shards) * shards}"
-            )
         if not 0 < self.data.top <= 1:
             raise ValueError(f"data.top={self.data.top} must lie in (0, 1]")
         if not 0 <= model.dropout < 1:
             raise ValueError(f"model.dropout={model.dropout} must lie in [0, 1)")
+        if len(set(self.data.tasks)) != len(self.data.tasks):
+            raise ValueError(f"data.tasks={self.data.tasks} names a task twice; name each once")
+        if self.profile and self.optimizer.steps < PROFILED_STEPS.stop:
+            raise ValueError(
+                f"profile traces steps {PROFILED_STEPS.start} to {PROFILED_STEPS[-1]}, which "
+                f"optimizer.steps={self.optimizer.steps} has not all; use at least "
+                f"{PROFILED_STEPS.stop}"
+            )
+        self._check_evaluation()
         self._check_batch()
         self._check_method()
         if self.method in TRANSFORMERS:
             self._check_transformer()
+
+    def _check_evaluation(self) -> None:
+        rollouts, shards = self.evaluate_rollouts, self.mesh.data * self.mesh.fsdp
+        if self.method in TRANSFORMERS and rollouts % shards:
+            raise ValueError(
+                f"evaluate_rollouts={rollouts} do not divide over mesh.data × mesh.fsdp = "
+                f"{shards}; use {-(-rollouts // shards) * shards}"
+            )
+        if rollouts and not self.evaluate_every:
+            raise ValueError(
+                f"evaluate_rollouts={rollouts} are part of evaluations, of which there are none; "
+                f"set evaluate_every, or evaluate_rollouts=0"
+            )
+        if self.evaluate_every and not self.data.holdout:
+            raise ValueError(
+                f"evaluate_every={self.evaluate_every} measures errors on held-out episodes, and "
+                f"data.holdout=0 holds out none; hold some out, or use evaluate_every=0"
+            )
 
     def _check_batch(self) -> None:
         parts = self.mesh.data * self.mesh.fsdp * self.optimizer.accumulation
@@ -252,11 +276,13 @@ class TrainConfig:
                 f"method={self.method} reads (R̂, s, a): use model.packing=rsa, not {model.packing}"
             )
         if model.packing != "step":
-            for name, default in (("reward_token", True), ("completion", False)):
+            defaults = {"reward_token": True, "completion": False, "previous_action": False}
+            for name, default in defaults.items():
                 if getattr(model, name) != default:
                     raise ValueError(
-                        f"model.{name}={not default} is for model.packing=step; of the others rsa "
-                        f"has no reward, rsar has it, and rsard the completion flag too"
+                        f"model.{name}={not default} is for model.packing=step; the others have a "
+                        f"token for the action, rsar for the reward too, and rsard for the "
+                        f"completion flag as well"
                     )
         if self.method != "at" and len(self.data.tasks) != 1:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from agent import policy as policies
 from agent import processes
 from agent.checkpoint import Agent
-from agent.config import TrainConfig
+from agent.config import TRANSFORMERS, TrainConfig
 from agent.history import Alone, History, packed
 from agent.policy import Policy
 from agent.protocol import Context, Protocol, beats, best_return
@@ -36,16 +37,24 @@ class Group:
         task: whose reward is earned.
         protocol: what precedes their own episodes.
         chains: their indices.
+        filling: indices of finished chains, rolled out once more after the others so that all
+            devices have equally many; what they find is dropped.
     """
 
     task: str
     protocol: Protocol
     chains: tuple[int, ...]
+    filling: tuple[int, ...] = ()
+
+    @property
+    def rolled(self) -> tuple[int, ...]:
+        """All chains that are rolled out, those that count first."""
+        return self.chains + self.filling
 
     @property
     def rows(self) -> int:
         """Environments that run at the same time, those of a chain beside each other."""
-        return len(self.chains) * self.protocol.envs
+        return len(self.rolled) * self.protocol.envs
 
     @property
     def steps(self) -> int:
@@ -73,7 +82,10 @@ class Seen(NamedTuple):
         protocol = self.group.protocol
         always = {
             "extrapolated": config.method == "at" and protocol.n > config.data.trajectories,
-            "shared_prefix": protocol.share_prefix and protocol.multiplier != 1,
+            "shared_prefix": protocol.share_prefix
+            and protocol.multiplier != 1
+            and protocol.drawn > 0
+            and config.method == "at",
         }
 
         def label(row: int, episode: int) -> str:
@@ -109,38 +121,54 @@ class Evaluation:
     together: int | None = None
 
     def plan(self, protocols: Sequence[Protocol], finished: Sequence[Cell] = ()) -> list[Group]:
-        """What is to be rolled out, without groups whose cells are all finished.
+        """What is to be rolled out: the chains whose cells are not finished.
 
         Raises:
-            ValueError: a protocol that the agent or the data cannot have.
+            ValueError: a protocol that the agent or the data cannot have, or environments that do
+                not divide over the mesh.
         """
         done = {cell.key for cell in finished}
+        planned = []
         for protocol in protocols:
             protocol.check(self.agent.config, self.pool)
-        planned = [
-            group
-            for group in self._groups(protocols)
-            if not all(self._key(group, chain) in done for chain in group.chains)
-        ]
-        if processes.agreed(np.array(len(planned))) != len(planned):
+        for task, protocol in itertools.product(self.pool.tasks, protocols):
+            chains = range(self.chains)
+            spare = [chain for chain in chains if self._key(task, protocol, chain) in done]
+            left = sorted({*chains} - {*spare})
+            planned += self._groups(task, protocol, left, spare)
+        stamp = zlib.crc32(repr(planned).encode()) >> 1
+        if processes.agreed(np.array(stamp)) != stamp:
             raise ValueError("the processes of this run have different files of finished cells")
         return planned
 
     def keys(self, protocols: Sequence[Protocol]) -> list[str]:
         """Of the cells that belong to the protocols."""
         return [
-            self._key(group, chain) for group in self._groups(protocols) for chain in group.chains
+            self._key(task, protocol, chain)
+            for task, protocol in itertools.product(self.pool.tasks, protocols)
+            for chain in range(self.chains)
         ]
 
-    def _groups(self, protocols: Sequence[Protocol]) -> Iterator[Group]:
-        for task, protocol in itertools.product(self.pool.tasks, protocols):
-            size = 1 if protocol.envs > 1 else self.together or self.chains
-            for first in range(0, self.chains, size):
-                yield Group(task, protocol, tuple(range(first, min(first + size, self.chains))))
+    def _groups(
+        self, task: str, protocol: Protocol, left: Sequence[int], spare: Sequence[int]
+    ) -> Iterator[Group]:
+        """The chains that are left, so many together, filled up with finished ones."""
+        mesh, transformer = self.agent.mesh.shape, self.agent.config.method in TRANSFORMERS
+        shards = mesh["data"] * mesh["fsdp"] if transformer else 1
+        size = 1 if protocol.envs > 1 else self.together or self.chains
+        for first in range(0, len(left), size):
+            chains = tuple(left[first : first + size])
+            missing = -len(chains) % shards if protocol.envs == 1 else 0
+            group = Group(task, protocol, chains, tuple(spare[:missing]))
+            if group.rows % shards:
+                raise ValueError(
+                    f"{group.rows} environments at a time do not divide over mesh.data × mesh.fsdp "
+                    f"= {shards}; make chains, together and, above 1, envs multiples of it"
+                )
+            yield group
 
-    def _key(self, group: Group, chain: int) -> str:
-        protocol = dataclasses.asdict(group.protocol)
-        return key(self.checkpoint, group.task, protocol, self.seed, chain)
+    def _key(self, task: str, protocol: Protocol, chain: int) -> str:
+        return key(self.checkpoint, task, dataclasses.asdict(protocol), self.seed, chain)
 
     def run(
         self,
@@ -183,12 +211,12 @@ class Evaluation:
         shown = protocol.shown(self.pool.tasks, task)
         scale = agent.best_returns[shown]
         contexts = [
-            protocol.draw(self.pool, shown, scale, chain, self.seed) for chain in group.chains
+            protocol.draw(self.pool, shown, scale, chain, self.seed) for chain in group.rolled
         ]
         goals = [protocol.goal(self.pool, shown, scale, context) for context in contexts]
         targets = np.repeat(goals, protocol.envs)
         seeds = np.concatenate(
-            [episode_seeds(self.seed, chain, protocol.envs, protocol.own) for chain in group.chains]
+            [episode_seeds(self.seed, chain, protocol.envs, protocol.own) for chain in group.rolled]
         )
         history = Alone(targets)
         if isinstance(policy, policies.ChainPolicy) and agent.config.method == "at":

@@ -210,7 +210,9 @@ class History:
         return self._before(batch)
 
     def _evict(self) -> Before | None:
-        kept = self.protocol.room - 1
+        # Trajectories that do not know of each other need none kept; and with learned positions
+        # the one kept last has the index, by which they are told apart, that the next one gets.
+        kept = self.protocol.room - 1 if self.agent.config.model.cross_episode else 0
         steps = steps_in(len(self._own[0][0]), self.agent.config.model.chunk)
         self.policy.forget((self._held - kept) * steps)
         if not kept:

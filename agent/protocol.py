@@ -34,8 +34,8 @@ Context = Literal[
     self_resorted     the same in ascending order, computed anew before each episode.
     dataset_sorted    n − 1 episodes of the data, drawn at random, ascending by return.
     dataset_shuffled  the same in random order.
-    dataset_topk      the n − 1 best, ascending.
-    dataset_bottomk   the n − 1 worst, ascending.
+    dataset_topk      the n − 1 best, ascending: the same for all chains.
+    dataset_bottomk   the n − 1 worst, ascending: the same for all chains.
     mixed             n // 2 episodes of the data, ascending, then own ones.
     wrong_task        dataset_sorted under another task of the hidden group.
 """
@@ -118,6 +118,8 @@ class Protocol:
             raise ValueError(
                 f"a target must be a positive return, got {self.target} × {self.multiplier}"
             )
+        if self.target == "context" and not self.drawn:
+            raise ValueError(f"context {self.context} holds no episodes to take a target from")
         if config.method != "at":
             if self.context != "self":
                 raise ValueError(
@@ -154,8 +156,20 @@ class Protocol:
                 f"drawn from {len(there)} in {pool.store.path}; use a smaller n, or --source "
                 f"training, which has {len(pool.training)}"
             )
-        if self.target == "context" and not self.drawn:
-            raise ValueError(f"context {self.context} holds no episodes to take a target from")
+        if self.drawn:
+            self._check_lengths(pool, there)
+
+    def _check_lengths(self, pool: Pool, there: np.ndarray) -> None:
+        """Chains are stacked, and trajectories evicted, as if all had the environment's length."""
+        length = task_of(pool.tasks[0]).episode_length
+        lengths = np.diff(pool.store.offsets)[there] - 1  # a store's first row is no step
+        others = there[lengths != length]
+        if len(others):
+            raise ValueError(
+                f"episode {others[0]} of {pool.store.path} has {lengths[lengths != length][0]} "
+                f"steps, those of the environment have {length}, and contexts need episodes as "
+                f"long; pack whole ones, or use --context self"
+            )
 
     def shown(self, tasks: Sequence[str], task: str) -> str:
         """The task whose rewards the drawn episodes show."""
@@ -170,7 +184,7 @@ class Protocol:
             pool: where they are drawn from, without replacement.
             task: whose rewards they show.
             scale: raw return that counts as 1.
-            chain: index of the chain; the same episodes for all ways to arrange them.
+            chain: index of the chain; the same episodes for all ways to arrange as many.
             seed: of the draw.
         """
         there, returns = pool.part(self.source == "held_out"), pool.returns[task]

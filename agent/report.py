@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agent.results import Result, grid, select, values_of
-from agent.statistics import SUMMARIES, Estimate, best_of, bootstrap, profile
-from agent.tables import CONTEXTS, NAMES, hidden_scores
+from agent.statistics import Estimate, best_of, bootstrap, profile, stratified
+from agent.tables import CONTEXTS, NAMES, hidden_scores, strata, summary
 from exorl.paths import write_whole
 
 ENDS = ("low", "high")
@@ -83,10 +83,10 @@ def plot_lengths(
         for place, context in enumerate(values_of(of_task, "context")):
             chosen = select(of_task, context=context)
             lengths = values_of(chosen, "n")
-            grids = [grid(select(chosen, n=n)) for n in lengths]
-            names = ("first", "mean", "last", "max") if grids[-1].shape[1] > 1 else ("first",)
+            several = len(values_of(select(chosen, n=lengths[-1]), "episode")) > 1
+            names = ("first", "mean", "last", "max") if several else ("first",)
             for name, style in zip(names, ("o-", "s--", "^-", "d:"), strict=False):
-                estimates = [bootstrap(SUMMARIES[name](each)) for each in grids]
+                estimates = [bootstrap(summary(select(chosen, n=n), name)) for n in lengths]
                 label = f"{context}, {name if len(names) > 1 else 'one episode'}"
                 means = [each.mean for each in estimates]
                 axes.plot(lengths, means, style, color=f"C{place}", label=label)
@@ -94,7 +94,8 @@ def plot_lengths(
                     low, high = ([getattr(each, end) for each in estimates] for end in ENDS)
                     axes.fill_between(lengths, low, high, color=f"C{place}", alpha=0.15, lw=0)
         for place, method in enumerate(values_of(baselines, "method")):
-            episodes = grid(select(baselines, method=method, task=task)).ravel()
+            found = select(baselines, method=method, task=task)  # of all seeds
+            episodes = np.array([each.episode_return for each in found])
             lengths = [n for n in values_of(of_task, "n") if n <= len(episodes)]
             best = [best_of(episodes, n) for n in lengths]
             axes.plot(
@@ -214,12 +215,13 @@ def plot_returns(path: Path, results: Sequence[Result], task: str, dataset: np.n
         methods = [m for m in ("bc10", "dt", "at") if select(results, method=m, task=task)]
         for place, method in enumerate(methods):
             chosen = select(results, method=method, task=task, context="self")
-            means = np.concatenate(
-                [grid(select(chosen, seed=seed)).mean(axis=1) for seed in values_of(chosen, "seed")]
-            )
-            jitter = np.random.default_rng(0).uniform(-0.15, 0.15, len(means))
-            axes.scatter(place + jitter, means, s=12, alpha=0.4, color=f"C{place}")
-            _error_bar(axes, place, bootstrap(means))
+            means = [
+                summary(select(chosen, seed=seed), "mean") for seed in values_of(chosen, "seed")
+            ]
+            chains = np.concatenate(means)
+            jitter = np.random.default_rng(0).uniform(-0.15, 0.15, len(chains))
+            axes.scatter(place + jitter, chains, s=12, alpha=0.4, color=f"C{place}")
+            _error_bar(axes, place, stratified([means], np.mean))
         axes.axhline(dataset.max(), color="grey", linestyle="--", label="training data, best")
         axes.axhline(dataset.mean(), color="grey", linestyle=":", label="training data, mean")
         axes.legend(loc="lower left")
@@ -262,11 +264,11 @@ def plot_hidden(path: Path, results: Sequence[Result]) -> None:
     def draw(axes: Any) -> None:
         seeds = values_of(results, "seed")
         for place, context in enumerate(CONTEXTS):
-            by_task = [hidden_scores(results, seed)[context] for seed in seeds]
-            every = np.concatenate([scores for tasks in by_task for scores in tasks.values()])
-            axes.bar(place, every.mean(), color=f"C{place}", alpha=0.5)
-            _error_bar(axes, place, bootstrap(every))
-            for tasks in by_task:
+            by_seed = [hidden_scores(results, seed)[context] for seed in seeds]
+            estimate = stratified(list(strata(by_seed).values()), np.mean)
+            axes.bar(place, estimate.mean, color=f"C{place}", alpha=0.5)
+            _error_bar(axes, place, estimate)
+            for tasks in by_seed:
                 means = [scores.mean() for scores in tasks.values()]
                 axes.scatter([place] * len(means), means, color="black", s=14, zorder=3)
         labels = [
@@ -302,14 +304,23 @@ def figure(path: Path, draw: Callable[[Any], None], size: tuple[float, float] = 
     _save(path, lambda canvas: draw(canvas.add_subplot()), size)
 
 
-def _save(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
+def matplotlib_figure() -> Any:
+    """Matplotlib's `Figure`; worth asking for before work whose results are to be drawn.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             'plots need matplotlib: pip install "exoring[plots]", or pass --no-plots'
         ) from error
-    canvas = Figure(figsize=size, layout="constrained")
+    return Figure
+
+
+def _save(path: Path, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
+    canvas = matplotlib_figure()(figsize=size, layout="constrained")
     draw(canvas)
     drawn = io.BytesIO()
     canvas.savefig(drawn, dpi=150, format="png")

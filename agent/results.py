@@ -190,10 +190,25 @@ def values_of(results: Sequence[Result], field: str) -> list[Any]:
 
 
 def grid(results: Sequence[Result], field: str = "episode_return") -> np.ndarray:
-    """Results of one agent, task and protocol as ``[chains, episodes]``.
+    """Results of one agent, task and protocol as ``[chains, episodes]``, see `units`.
+
+    Raises:
+        ValueError: a cell is missing or there twice.
+    """
+    return units(whole(results, field))
+
+
+def units(values: np.ndarray) -> np.ndarray:
+    """Values ``[chains, envs, …]`` of what an interval is over: ``[chains, …]``.
 
     Environments under one context are not independent of each other: a chain has their mean. Of a
-    single chain ``[envs, episodes]``: an interval is then of initial states under that one context.
+    single chain ``[envs, …]``: an interval is then of initial states under that one context.
+    """
+    return values.mean(axis=1) if len(values) > 1 else values[0]
+
+
+def whole(results: Sequence[Result], field: str = "episode_return") -> np.ndarray:
+    """Results of one agent, task and protocol as ``[chains, envs, episodes]``.
 
     Raises:
         ValueError: a cell is missing or there twice.
@@ -206,7 +221,7 @@ def grid(results: Sequence[Result], field: str = "episode_return") -> np.ndarray
             f"{len(results)} results do not fill {chains} chains × {envs} environments × "
             f"{episodes} episodes"
         )
-    whole = np.empty(shape)
+    values = np.empty(shape)
     for at, value in cells.items():
-        whole[at] = value
-    return whole.mean(axis=1) if len(whole) > 1 else whole[0]
+        values[at] = value
+    return values

@@ -31,24 +31,24 @@ class Estimate(NamedTuple):
 
 
 SUMMARIES = {
-    "first": lambda returns: returns[:, 0],
-    "last": lambda returns: returns[:, -1],
-    "mean": lambda returns: returns.mean(axis=1),
-    "max": lambda returns: returns.max(axis=1),
+    "first": lambda returns: returns[..., 0],
+    "last": lambda returns: returns[..., -1],
+    "mean": lambda returns: returns.mean(axis=-1),
+    "max": lambda returns: returns.max(axis=-1),
     "area": lambda returns: area(returns),
 }
-"""By name, ``[chains, episodes]`` → one value a chain. ``max`` grows with the number of episodes
-even when nothing is learnt (+1.03σ at 4), so it only compares with a best-of-n over the same n."""
+"""By name, ``[…, episodes]`` → ``[…]``. ``max`` grows with the number of episodes even when nothing
+is learnt (+1.03σ at 4), so it only compares with a best-of-n over the same n."""
 
 
 def area(returns: np.ndarray) -> np.ndarray:
-    """Area under the curve of returns ``[chains, episodes]`` by trapezoids, over its width.
+    """Area under the curve of returns ``[…, episodes]`` by trapezoids, over its width.
 
     So in units of a return; of a single episode it is the return.
     """
-    if returns.shape[1] == 1:
-        return returns[:, 0]
-    return np.trapezoid(returns, axis=1) / (returns.shape[1] - 1)
+    if returns.shape[-1] == 1:
+        return returns[..., 0]
+    return np.trapezoid(returns, axis=-1) / (returns.shape[-1] - 1)
 
 
 def best_of(returns: np.ndarray, n: int) -> float:

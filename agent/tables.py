@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent.results import Result, grid, select, values_of
+from agent.results import Result, grid, select, units, values_of, whole
 from agent.statistics import SUMMARIES, Estimate, bootstrap, improvement, iqm, stratified
 
 NAMES = {"at": "AT", "dt": "DT", "dt_long": "DT-long", "bc": "BC", "bc10": "BC-10 %"}
@@ -35,15 +35,27 @@ def evaluation_table(results: Sequence[Result]) -> str:
     rows = []
     for task, context, n, multiplier in protocols_of(results):
         chosen = select(results, task=task, context=context, n=n, multiplier=multiplier)
-        fields = [grid(chosen, name) for name in ("episode_return", "normalized", "percent")]
-        episodes = fields[0].shape[1]
-        summaries = SUMMARIES if episodes > 1 else {"episode": SUMMARIES["first"]}
-        for name, summary in summaries.items():
-            cells = [task, context, str(n), f"{multiplier:g}", name]
-            cells += [shown(bootstrap(summary(field))) for field in fields]
+        alone = len(values_of(chosen, "episode")) == 1
+        for name in ("first",) if alone else SUMMARIES:
+            cells = [task, context, str(n), f"{multiplier:g}", "episode" if alone else name]
+            for field in ("episode_return", "normalized", "percent"):
+                cells.append(shown(bootstrap(summary(chosen, name, field))))
             rows.append([*cells, _size(chosen), _labels(chosen)])
     header = ["task", "context", "n", "× target", "statistic", "return [95 %]", "normalised"]
     return table([*header, "% of attainable", "chains × envs × episodes", "labels"], rows)
+
+
+def summary(results: Sequence[Result], name: str, field: str = "episode_return") -> np.ndarray:
+    """One of `SUMMARIES` of one agent, task and protocol, ``[chains]``.
+
+    Of each environment first, for the largest mean of environments is not the mean of the largest.
+    """
+    return units(SUMMARIES[name](whole(results, field)))
+
+
+def _by_seed(results: Sequence[Result], name: str, field: str) -> list[np.ndarray]:
+    """The same of every training seed."""
+    return [summary(select(results, seed=seed), name, field) for seed in values_of(results, "seed")]
 
 
 def aggregate_table(results: Sequence[Result]) -> str:
@@ -54,13 +66,7 @@ def aggregate_table(results: Sequence[Result]) -> str:
         tasks = [select(chosen, task=task) for task in values_of(chosen, "task")]
         alone = len(values_of(chosen, "episode")) == 1
         for name in ("first",) if alone else ("first", "last", "mean", "max"):
-            scores = [
-                [
-                    SUMMARIES[name](grid(select(task, seed=seed), "normalized"))
-                    for seed in values_of(task, "seed")
-                ]
-                for task in tasks
-            ]
+            scores = [_by_seed(task, name, "normalized") for task in tasks]
             rows.append(
                 [context, str(n), f"{multiplier:g}", "episode" if alone else name]
                 + [shown(stratified(scores, of)) for of in (np.mean, iqm)]
@@ -78,22 +84,27 @@ def improvement_table(results: Sequence[Result], baselines: Sequence[Result]) ->
         for method in values_of(baselines, "method"):
             theirs = select(baselines, method=method)
             cells = [context, str(n), f"{multiplier:g}", NAMES[method]]
+            counts = [_episodes(part) for part in (ours, theirs)]
             for name in ("mean", "max"):
                 pairs = [
                     [
-                        [
-                            SUMMARIES[name](grid(select(part, task=task, seed=seed)))
-                            for seed in values_of(select(part, task=task), "seed")
-                        ]
+                        _by_seed(select(part, task=task), name, "episode_return")
                         for task in values_of(results, "task")
                     ]
                     for part in (ours, theirs)
                 ]
-                cells.append(f"{improvement(*pairs):.2f}")
-            episodes = (len(values_of(each, "episode")) for each in (ours, theirs))
-            rows.append([*cells, " and ".join(map(str, episodes))])
+                # The largest of more episodes is larger by itself.
+                comparable = name == "mean" or len({*counts[0], *counts[1]}) == 1
+                cells.append(f"{improvement(*pairs):.2f}" if comparable else "")
+            rows.append([*cells, " and ".join("/".join(map(str, each)) for each in counts)])
     header = ["context", "n", "× target", "against", "P(mean is higher)", "P(max is higher)"]
     return table([*header, "episodes a chain"], rows)
+
+
+def _episodes(results: Sequence[Result]) -> list[int]:
+    """How many episodes a chain of each training seed has, distinct numbers ascending."""
+    seeds = values_of(results, "seed")
+    return sorted({len(values_of(select(results, seed=seed), "episode")) for seed in seeds})
 
 
 def protocols_of(results: Sequence[Result]) -> list[tuple[str, str, int, float]]:
@@ -152,14 +163,13 @@ def comparison_table(
         chosen = select(results, method=method, task=task, context="self")
         seeds = values_of(chosen, "seed")
         for statistic, label in statistics.items():
-            grids = [grid(select(chosen, seed=seed)) for seed in seeds]
-            per_seed = [SUMMARIES[statistic](each) for each in grids]
-            chains, episodes = grids[0].shape
+            per_seed = _by_seed(chosen, statistic, "episode_return")
+            chains, episodes = len(per_seed[0]), len(values_of(chosen, "episode"))
             rows.append(
                 [
                     NAMES[method],
                     label.format(n=episodes),
-                    shown(bootstrap(np.concatenate(per_seed))),
+                    shown(stratified([per_seed], np.mean)),
                     f"{len(seeds)} × {chains} chains × {episodes}",
                     _seeds(per_seed, seeds),
                 ]
@@ -191,26 +201,26 @@ def hidden_table(results: Sequence[Result]) -> str:
     rows = []
     by_seed = {seed: hidden_scores(results, seed) for seed in seeds}
     for context, label in CONTEXTS.items():
-        pooled = []
-        for seed in seeds:
-            tasks = by_seed[seed][context]
-            pooled.append(np.concatenate(list(tasks.values())))
-            rows.append([label, f"seed {seed}", *_hidden_cells(tasks)])
+        every = [by_seed[seed][context] for seed in seeds]
+        for seed, tasks in zip(seeds, every, strict=True):
+            rows.append([label, f"seed {seed}", *_hidden_cells([tasks])])
         if len(seeds) > 1:
-            joined = {
-                task: np.concatenate([by_seed[seed][context][task] for seed in seeds])
-                for task in by_seed[seeds[0]][context]
-            }
-            rows.append([label, "pooled", *_hidden_cells(joined)])
+            rows.append([label, "pooled", *_hidden_cells(every)])
     return table(["context", "seed", "mean of tasks [95 %]", "worst task", "rollouts"], rows)
 
 
-def _hidden_cells(tasks: dict[str, np.ndarray]) -> list[str]:
-    means = {task: scores.mean() for task, scores in tasks.items()}
+def strata(seeds: Sequence[dict[str, np.ndarray]]) -> dict[str, list[np.ndarray]]:
+    """Values of each training seed by task → by task, those of each training seed."""
+    return {task: [tasks[task] for tasks in seeds] for task in seeds[0]}
+
+
+def _hidden_cells(seeds: Sequence[dict[str, np.ndarray]]) -> list[str]:
+    scores = strata(seeds)
+    means = {task: np.concatenate(of_seeds).mean() for task, of_seeds in scores.items()}
     worst = min(means, key=lambda task: means[task])
-    rollouts = " + ".join(str(len(scores)) for scores in tasks.values())
-    every = bootstrap(np.concatenate(list(tasks.values())))
-    return [shown(every), f"{means[worst]:.1f} ({worst})", rollouts]
+    rollouts = " + ".join(str(sum(map(len, of_seeds))) for of_seeds in scores.values())
+    estimate = stratified(list(scores.values()), np.mean)
+    return [shown(estimate), f"{means[worst]:.1f} ({worst})", rollouts]
 
 
 def _seeds(per_seed: Sequence[np.ndarray], seeds: Sequence[int]) -> str:

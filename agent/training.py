@@ -20,7 +20,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from agent import checkpoint, networks, objective, optimizer, processes, sharding, throughput
 from agent.checkpoint import TrainState
-from agent.config import TrainConfig
+from agent.config import PROFILED_STEPS, TrainConfig
 from agent.describe import describe
 from agent.interval import Interval
 from agent.metrics import MetricsWriter
@@ -33,9 +33,6 @@ from exorl import EpisodeStore
 log = logging.getLogger(__name__)
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
-
-_PROFILED_STEPS = range(10, 15)
-"""Counted from the first of this start: compilation is over by then."""
 
 
 def train(config: TrainConfig) -> Path:
@@ -241,9 +238,10 @@ class Run:
             processes.StopRequest() as stop,
             contextlib.closing(drawn),
             logging_redirect_tqdm(),
+            contextlib.ExitStack() as trace,
         ):
             for step, batch in zip(bar, drawn, strict=True):
-                state = self._profiled(step - first, state, batch, interval)
+                state = self._profiled(step - first, state, batch, interval, trace)
                 done = step + 1
                 stopped = stop.at(done) and done < last
                 evaluated = config.evaluate_every and (
@@ -271,20 +269,27 @@ class Run:
                     return
 
     def _profiled(
-        self, since: int, state: TrainState, drawn: Drawn, interval: Interval
+        self,
+        since: int,
+        state: TrainState,
+        drawn: Drawn,
+        interval: Interval,
+        trace: contextlib.ExitStack,
     ) -> TrainState:
-        """One step, traced if this is the time for it."""
-        traced = self.config.profile and since in _PROFILED_STEPS
-        if traced and since == _PROFILED_STEPS.start:
+        """One step, traced if this is the time for it; ``trace`` ends it with the loop at last."""
+        traced = self.config.profile and since in PROFILED_STEPS
+        if traced and since == PROFILED_STEPS.start:
             jax.profiler.start_trace(str(self.config.run))
+            trace.callback(self._end_trace)
         state = self._update(state, drawn, interval)
-        if traced and since == _PROFILED_STEPS[-1]:
+        if traced and since == PROFILED_STEPS[-1]:
             jax.block_until_ready(state)
-            jax.profiler.stop_trace()
-            self.say(
-                f"profiled {len(_PROFILED_STEPS)} steps: tensorboard --logdir {self.config.run}"
-            )
+            trace.close()
         return state
+
+    def _end_trace(self) -> None:
+        jax.profiler.stop_trace()
+        self.say(f"profiled: tensorboard --logdir {self.config.run}")
 
     def _update(self, state: TrainState, drawn: Drawn, interval: Interval) -> TrainState:
         shape = drawn.batch.order.shape

@@ -17,8 +17,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def run(main: Callable[[], object]) -> None:
     """Runs a command, turning the user's mistakes into one line and exit status 2.
 
-    Such are errors of a type of ours, a `ValueError` or `FloatingPointError` raised in our code,
-    and files that are missing, in the way or not ours to touch, or that the disk has no room for.
+    Such are errors of a type of ours, a `ValueError` or `FloatingPointError` raised in our code, a
+    package that it does not find, and files that are missing, in the way or not ours to touch, or that the disk has no room for.
     Anything else is a fault of the program and shows its traceback, as everything does with
     EXORING_DEBUG=1.
     """
@@ -42,7 +42,8 @@ def _is_users(error: Exception) -> bool:
     if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
         return True
     origin = type(error).__module__
-    if isinstance(error, ValueError | FloatingPointError) and origin == "builtins":
+    ours = ValueError | FloatingPointError | ModuleNotFoundError
+    if isinstance(error, ours) and origin == "builtins":
         traceback = error.__traceback__
         while traceback and traceback.tb_next:
             traceback = traceback.tb_next

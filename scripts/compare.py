@@ -72,6 +72,10 @@ SIZES = {
 
 def main(args: Compare) -> None:
     """Run all stages, write the report and print its tables."""
+    if args.plots:
+        from agent import report
+
+        report.matplotlib_figure()  # missing, it is to be missed now
     start = time.perf_counter()
     for stage in (_collect(args), _pack(args), _train_and_evaluate(args)):
         run(stage, args.jobs, args.run / "logs", args.data / "compiled")
@@ -170,8 +174,9 @@ REPORT = """\
 # Comparison
 
 {seeds} training seed(s), {rollouts} chains for each agent, task and context; initial states are the
-same for all. Intervals are 95 % percentile bootstrap over chains of the pooled seeds; with fewer
-than five seeds they say nothing about other seeds, whose means are shown instead.
+same for all. Intervals are 95 % percentile bootstrap over the chains of each task and seed; from
+five seeds on the seeds are resampled first, with fewer the intervals say nothing about other seeds,
+so the means of all are shown.
 {versions}. {seconds:.0f} s with {cores} processes.
 
 ## Table 1: {task}, raw returns

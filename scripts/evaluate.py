@@ -65,7 +65,8 @@ class Evaluate:
         ring: act around a ring of this many devices instead, simulated where there is no other.
         against: evaluated runs of baselines: how often a chain beats theirs, performance profiles,
             and their best of n in the plot against n.
-        video: save the first, the best and the last episode of the first chain as GIFs.
+        video: save the first, the best and the last episode of the first chain as GIFs, when that
+            is rolled out; if it was finished earlier, that is said.
         plots: draw plots (needs matplotlib).
         out: folder of the results; by default `evaluation` in the run.
     """
@@ -121,8 +122,15 @@ class Evaluate:
 
 def main(args: Evaluate) -> None:
     """Evaluate, print the tables, and save every episode's return."""
-    from agent import evaluation, processes, results, tables
+    from agent import evaluation, processes, report, results, tables
 
+    for name in ("context", "n", "multiplier", "against"):
+        values = getattr(args, name)
+        if len(set(values)) != len(values):
+            given = " ".join(map(str, values))
+            raise ValueError(f"--{name} {given} asks for one thing twice; give each once")
+    if args.plots:
+        report.matplotlib_figure()
     processes.join()
     baselines = _baselines(args)
     agent, pool, identity = _load(args)
@@ -133,7 +141,7 @@ def main(args: Evaluate) -> None:
     rollouts = evaluation.Evaluation(
         agent, pool, identity, chains=chains, seed=args.seed, together=args.together
     )
-    cells = _run(args, rollouts, protocols, out)
+    cells, unseen = _run(args, rollouts, protocols, out)
     if not processes.is_first():
         return
     rows = results.flat(cells)
@@ -149,7 +157,13 @@ def main(args: Evaluate) -> None:
         _plot(args, pool, rows, baselines, out)
     if args.video:
         _draw(sorted((out / "videos").glob("*.npz")))
-    print(f"\nevery episode's return, plots and videos: {out}")
+    if unseen:
+        print(
+            f"\nno video of {', '.join(unseen)}: the first chain was finished without --video; "
+            f"--chains 1 and another --out roll it out once more"
+        )
+    found = ["every episode's return"] + ["plots"] * args.plots + ["videos"] * args.video
+    print(f"\n{', '.join(found)}: {out}")
 
 
 def _load(args: Evaluate) -> "tuple[Agent, Pool, str]":
@@ -173,14 +187,16 @@ def _load(args: Evaluate) -> "tuple[Agent, Pool, str]":
         config = dataclasses.replace(config, model=model, mesh=mesh)
     step = checkpoint.numbered(args.checkpoint, args.step)
     agent = checkpoint.load(args.checkpoint, config, make_mesh(config.mesh), step)
-    pool = Pool.load(EpisodeStore(config.data.store), config.data.tasks, config.data.holdout)
+    store = EpisodeStore(config.data.store)
+    checkpoint.check_episodes(args.checkpoint, step, store)
+    pool = Pool.load(store, config.data.tasks, config.data.holdout)
     return agent, pool, checkpoint.identity(args.checkpoint, step)
 
 
 def _run(
     args: Evaluate, rollouts: "Evaluation", protocols: Sequence[Protocol], out: Path
-) -> "list[Cell]":
-    """The cells of all protocols, finished earlier or now."""
+) -> "tuple[list[Cell], list[str]]":
+    """The cells of all protocols, finished earlier or now, and of what --video has no episodes."""
     from tqdm import tqdm
 
     from agent import processes, results
@@ -188,6 +204,12 @@ def _run(
     kept, first = out / "cells.jsonl", processes.is_first()
     found = {cell.key: cell for cell in results.read(kept)}
     planned = rollouts.plan(protocols, list(found.values()))
+    coming = {_stem(group.task, group.protocol) for group in planned if 0 in group.chains}
+    unseen = [
+        stem
+        for stem in (_stem(task, each) for task in rollouts.pool.tasks for each in protocols)
+        if args.video and stem not in coming and not (out / "videos" / f"{stem}-first.npz").exists()
+    ]
 
     def watch(seen: "Seen") -> None:
         if args.video and first and 0 in seen.group.chains:
@@ -202,21 +224,24 @@ def _run(
             found |= {cell.key: cell for cell in cells}
             if first:
                 results.append(kept, cells)
-    return [found[key] for key in rollouts.keys(protocols)]
+    return [found[key] for key in rollouts.keys(protocols)], unseen
+
+
+def _stem(task: str, protocol: Protocol) -> str:
+    """What files of a task under a protocol are called."""
+    return f"{task}-{protocol.context}-n{protocol.n}-x{protocol.multiplier:g}"
 
 
 def _keep(seen: "Seen", folder: Path) -> None:
     """Keep the first, the best and the last episode of the first chain, to be drawn later."""
     group, returns = seen.group, seen.rolled.returns[0]
-    protocol = group.protocol
     folder.mkdir(parents=True, exist_ok=True)
     chosen = {"first": 0}
     if len(returns) > 1:
         chosen |= {"best": int(returns.argmax()), "last": len(returns) - 1}
     for name, episode in chosen.items():
-        stem = f"{group.task}-{protocol.context}-n{protocol.n}-x{protocol.multiplier:g}-{name}"
         np.savez(
-            folder / f"{stem}.npz",
+            folder / f"{_stem(group.task, group.protocol)}-{name}.npz",
             task=group.task,
             seed=seen.seeds[0, episode],
             actions=seen.rolled.trajectories[episode][0].action,
@@ -233,9 +258,16 @@ def _draw(episodes: Sequence[Path]) -> None:
 
 
 def _baselines(args: Evaluate) -> "list[Result]":
-    """Episodes of the runs to compare with, each evaluated in one way."""
-    from agent import results, tables
+    """Episodes of the runs to compare with, each evaluated in one way.
 
+    Raises:
+        ValueError: an evaluation that chains of ours cannot be compared with.
+    """
+    from agent import checkpoint, results, tables
+
+    if not args.against:
+        return []
+    tasks = checkpoint.read_config(args.checkpoint).data.tasks
     found: list[Result] = []
     for run in args.against:
         file = run / "evaluation" / "results.csv"
@@ -246,7 +278,19 @@ def _baselines(args: Evaluate) -> "list[Result]":
                 f"{file} holds {len(ways)} contexts, n and multipliers ({ways}), and chains can be "
                 f"compared with one only; evaluate {run} with one of them, or give a baseline's run"
             )
-        found += rows
+        missing = [task for task in tasks if not results.select(rows, task=task)]
+        if missing:
+            raise ValueError(
+                f"{file} holds nothing of {', '.join(missing)}, which {args.checkpoint} is "
+                f"evaluated on; give a baseline of the same tasks"
+            )
+        method, seed = rows[0].method, rows[0].seed
+        if results.select(found, method=method, seed=seed):
+            raise ValueError(
+                f"{run} is of method {method} and training seed {seed}, and so is a run before it "
+                f"in --against; give one of them, or runs of several seeds"
+            )
+        found += [row for row in rows if row.task in tasks]
     return found
 
 

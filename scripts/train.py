@@ -44,10 +44,13 @@ def defaults(preset: str, task: str | None = None) -> TrainConfig:
 
 
 def main(config: TrainConfig) -> None:
-    """Train, and say where the run lies."""
-    from agent.training import train  # after the command line is known to be sound
+    """Train, and say where the run lies and whether it is done."""
+    from agent import checkpoint  # after the command line is known to be sound
+    from agent.training import train
 
-    print(f"trained: {train(config)}")
+    run, last = train(config), config.optimizer.steps
+    step = checkpoint.latest(run)
+    print(f"trained: {run}" if step == last else f"stopped after step {step} of {last}: {run}")
 
 
 def train_task(task: str, description: str | None) -> None:

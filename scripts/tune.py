@@ -6,12 +6,12 @@ Example:
 
 Every run has the preset's number of updates and tokens an update. Rollouts begin in other states
 than those of scripts.evaluate, so that what is chosen here has not been chosen for its luck there.
-Finished runs are not repeated.
+The same command again goes on where it was: nothing finished is trained or rolled out twice.
 """
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Tune:
         task: whose rewards are learned and earned.
         learning_rates: peaks to try.
         widths: widths to try.
-        out: folder of the runs, and of grid.md.
+        out: folder of the runs, and of the table, <preset>.md.
         seeds: training seeds 0, 1, … of every point.
         rollouts: chains of each run.
         jobs: processes at a time.
@@ -71,8 +71,8 @@ def main(args: Tune) -> None:
                 ),
             ),
         )
+        # Each resumes what is there, or refuses it by name if it is of another task or store.
         for rate, width, seed, folder in points(args)
-        if not (folder / "evaluation" / "results.csv").exists()
     ]
     run(jobs, args.jobs, args.out / "logs", args.out / "compiled")
     text = table(args)
@@ -90,27 +90,30 @@ def points(args: Tune) -> Iterator[tuple[float, int, int, Path]]:
 
 
 def table(args: Tune) -> str:
-    """Mean return of every point with its interval, and what training took."""
-    from agent import tables
-    from agent.results import grid, read_csv
-    from agent.statistics import bootstrap
+    """Mean return of every point with its interval, and what training took.
 
-    rows = []
+    Raises:
+        ValueError: a run was stopped before its last update.
+    """
+    from agent import tables
+    from agent.results import read_csv
+    from agent.statistics import stratified
+
+    rows, preset = [], PRESETS[args.preset]
     for rate in sorted(args.learning_rates):
         for width in sorted(args.widths):
             runs = [at for r, w, _, at in points(args) if (r, w) == (rate, width)]
             found = [read_csv(at / "evaluation" / "results.csv") for at in runs]
-            by_seed = [grid(results).mean(axis=1) for results in found]
+            by_seed = [tables.summary(results, "mean") for results in found]
             rows.append(
                 [
                     f"{rate:g}",
                     str(width),
-                    tables.shown(bootstrap(np.concatenate(by_seed))),
+                    tables.shown(stratified([by_seed], np.mean)),
                     ", ".join(f"{chains.mean():.0f}" for chains in by_seed),
-                    f"{_seconds(runs):.0f}",
+                    f"{np.mean([_seconds(run, preset.optimizer.steps) for run in runs]):.0f}",
                 ]
             )
-    preset = PRESETS[args.preset]
     header = ["learning rate", "width", "mean return [95 % over chains]", "by seed", "seconds"]
     return (
         f"{args.preset}: {preset.optimizer.steps:,} updates, {args.rollouts} chains a seed, "
@@ -118,14 +121,16 @@ def table(args: Tune) -> str:
     )
 
 
-def _seconds(runs: Sequence[Path]) -> float:
-    """Of training one run, the mean over runs, by the speed of its last log lines."""
-    found = []
-    for at in runs:
-        lines = [json.loads(line) for line in (at / "metrics.jsonl").read_text().splitlines()]
-        speeds = [line["steps_per_second"] for line in lines if "steps_per_second" in line]
-        found.append(lines[-1]["step"] / (sum(speeds) / len(speeds)))
-    return sum(found) / len(found)
+def _seconds(run: Path, updates: int) -> float:
+    """Of training a run to its last update, by the speed of its log lines."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = lines[-1]["step"]
+    if last != updates:
+        raise ValueError(
+            f"{run} was stopped after update {last} of {updates}; run the same command again"
+        )
+    speeds = [line["steps_per_second"] for line in lines if "steps_per_second" in line]
+    return last / (sum(speeds) / len(speeds))
 
 
 if __name__ == "__main__":

@@ -61,3 +61,11 @@ def cheetah_store(
     """The same, packed."""
     out = tmp_path_factory.mktemp("stores") / "cheetah"
     return exorl.pack([cheetah_episodes], out, domain="cheetah")
+
+
+@pytest.fixture(scope="session")
+def whole_store(tmp_path_factory: pytest.TempPathFactory) -> exorl.EpisodeStore:
+    """Twenty cheetah episodes as long as the environment's, which contexts are drawn from."""
+    folder = tmp_path_factory.mktemp("whole")
+    simulate(folder / "gaits", episodes=20, length=1000)
+    return exorl.pack([folder / "gaits"], folder / "store", domain="cheetah")

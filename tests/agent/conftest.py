@@ -27,9 +27,13 @@ def config(cheetah_store: exorl.EpisodeStore, tmp_path: Path) -> Callable[..., T
         return TrainConfig(
             run=changes.pop("run", tmp_path / "run"),
             data=DataConfig(
-                store=cheetah_store.path,
                 tasks=tasks,
-                **{"trajectories": 3, "batch_tokens": 100, **(data or {})},
+                **{
+                    "store": cheetah_store.path,
+                    "trajectories": 3,
+                    "batch_tokens": 100,
+                    **(data or {}),
+                },
             ),
             model=model or ModelConfig(chunk=8, layers=2, width=16, heads=2),
             optimizer=OptimizerConfig(

@@ -40,6 +40,27 @@ def test_presets_are_sound_and_survive_json(name):
             {"evaluate_rollouts": 3, "mesh": MeshConfig(data=2)},
             r"evaluate_rollouts=3 do not divide .* = 2; use 4",
         ),
+        (
+            {
+                "evaluate_rollouts": 3,
+                "evaluate_every": 1,
+                "mesh": MeshConfig(fsdp=2),
+                "method": "dt",
+                "model": ModelConfig(packing="rsa"),
+            },
+            r"evaluate_rollouts=3 do not divide .* = 2; use 4",
+        ),
+        ({"evaluate_rollouts": 2}, r"evaluate_rollouts=2 .* there are none; set evaluate_every"),
+        (
+            {"evaluate_every": 2, "data": {"holdout": 0.0}},
+            r"evaluate_every=2 .* data\.holdout=0 holds out none",
+        ),
+        (
+            {"model": ModelConfig(packing="rsard", previous_action=True)},
+            r"model\.previous_action=True is for model\.packing=step; .* token for the action",
+        ),
+        ({"tasks": ("cheetah_run", "cheetah_run")}, r"names a task twice"),
+        ({"profile": True}, r"steps 10 to 14, .*optimizer\.steps=4 .* at least 15"),
         ({"evaluate_every": -1}, r"evaluate_every=-1 must not be negative"),
         ({"method": "bc", "tasks": ("cheetah_run", "cheetah_run_backward")}, "one task"),
         ({"model": ModelConfig(dropout=1.0)}, r"model\.dropout=1\.0 must lie in"),

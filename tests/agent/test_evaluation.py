@@ -39,8 +39,9 @@ def run(rollouts: Evaluation, *protocols: Protocol, finished=()) -> list[Cell]:
     return [cell for cells in rollouts.run(rollouts.plan(protocols, finished)) for cell in cells]
 
 
-def test_a_hidden_task_under_every_context(config):
-    made = config(tasks=(RUN, BACK), model=COARSE, data={"trajectories": 2, "fixed": True})
+def test_a_hidden_task_under_every_context(config, whole_store):
+    data = {"store": whole_store.path, "trajectories": 2, "fixed": True}
+    made = config(tasks=(RUN, BACK), model=COARSE, data=data)
     agent, pool = trained(made)
     names = evaluation.contexts_of(agent)
     assert names == ("self", "dataset_sorted", "wrong_task")
@@ -150,6 +151,7 @@ def test_targets(pool):
         (Protocol("wrong_task", 2), "a wrong task needs a hidden group"),
         (Protocol("dataset_sorted", 0), "must be at least 1, got n=0"),
         (Protocol("dataset_sorted", 40, extrapolate=True), "39 held-out episodes cannot be drawn"),
+        (Protocol("mixed", 2), r"episode 4 of .* has 83 steps, those .* have 1000, and"),
         (Protocol("self", 3, target="context"), "holds no episodes to take a target from"),
         (Protocol("self", 3, multiplier=0.0), "must be a positive return"),
         (Protocol("self", 3, episodes=0), "episodes=0"),
@@ -217,10 +219,14 @@ def test_learned_positions_do_not_extrapolate(config):
 def test_baselines_take_no_context(config, method, packing):
     model = ModelConfig(packing=packing, chunk=20, layers=1, width=16, heads=2, memory="plain")
     agent, pool = trained(config(method=method, model=model, data={"window": 4}, steps=2))
-    found = results.flat(run(Evaluation(agent, pool, chains=2), Protocol("self", 5)))
+    higher = Protocol("self", 5, multiplier=2.0, share_prefix=True)
+    found = results.flat(run(Evaluation(agent, pool, chains=2), higher))
     assert {(r.chain, r.episode) for r in found} == {(c, e) for c in (0, 1) for e in range(5)}
+    assert {r.labels for r in found} == {""}  # they share no prefix, for they have none
     with pytest.raises(ValueError, match="takes no context"):
         Evaluation(agent, pool).plan([Protocol("dataset_sorted", 2)])
+    with pytest.raises(ValueError, match="holds no episodes to take a target from"):
+        Evaluation(agent, pool).plan([Protocol("self", 2, target="context")])
 
 
 class Recorder:
@@ -245,7 +251,7 @@ class Recorder:
 
 
 def untrained(config, **changes) -> Agent:
-    made = config(model=ModelConfig(chunk=300), **changes)  # 300, 300, 300 and 100 steps
+    made = config(model=ModelConfig(chunk=300, **changes))  # 300, 300, 300 and 100 steps
     identity = Normalizer(np.zeros(17, np.float32), np.ones(17, np.float32))
     return Agent(made, None, None, identity, {RUN: 50.0}, None, 0)  # type: ignore[arg-type]
 
@@ -300,6 +306,15 @@ def test_a_full_sequence_evicts_its_oldest_trajectory(config):
     assert [step.trajectory[0, 0] for step in policy.seen[::4]] == [0, 1, 2, 3]  # rotary: relative
 
 
+def test_trajectories_that_are_each_alone_are_all_evicted(config):
+    """Learned indices end, and one that is given twice must not join two trajectories."""
+    protocol, alone = Protocol("self", 2, episodes=4), {"cross_episode": False}
+    policy, rolled, _ = recorded(config, protocol, np.array([2.0]), positions="learned", **alone)
+    assert policy.told == [None, 8, 12]  # before the third and the fourth: all there is
+    assert [step.trajectory[0, 0] for step in policy.seen[::4]] == [0, 1, 1, 1]
+    assert not rolled.evicted.any()
+
+
 def test_or_is_computed_anew_without_it(config):
     protocol = Protocol("self", 2, episodes=3, beyond="reprefill")
     policy, rolled, _ = recorded(config, protocol, np.array([2.0]))
@@ -334,9 +349,9 @@ def test_resorted_episodes_ascend_and_a_beaten_target_rises(config):
     assert rolled.stale.tolist() == [[False, True, True]] and kept.told == [None]
 
 
-def test_labels_and_files(config, tmp_path):
+def test_labels_and_files(config, whole_store, tmp_path):
     """What is written is read back; a line torn by a crash is left out and its cell done again."""
-    agent, pool = trained(config(model=dataclasses.replace(COARSE, positions="rotary"), steps=2))
+    agent, pool = trained(config(model=COARSE, steps=2, data={"store": whole_store.path}))
     rollouts = Evaluation(agent, pool, "2@now", chains=2)
     low = Protocol("dataset_topk", 2, target="context", multiplier=0.5, allow_low_target=True)
     sliding = Protocol("self", 4, episodes=5, extrapolate=True)
@@ -351,16 +366,19 @@ def test_labels_and_files(config, tmp_path):
     results.append(path, found[:3])
     path.write_text(path.read_text()[:-40])
     assert results.read(path) == found[:2]
-    assert rollouts.plan([low, sliding], results.read(path))[0].protocol == sliding
+    (left,) = rollouts.plan([low, sliding], results.read(path))
+    assert left.protocol == sliding and left.chains == (0, 1)
     results.append(path, found[2:])
     assert results.read(path) == found
 
 
-def test_one_prefix_serves_all_environments_as_its_copies_would(config):
-    made = config(model=COARSE, mesh=MeshConfig(data=2, ring=2), data={"multiple": 2}, steps=2)
-    agent, pool = trained(made)
+def test_one_prefix_serves_all_environments_as_its_copies_would(config, whole_store):
+    data = {"multiple": 2, "store": whole_store.path}
+    agent, pool = trained(config(model=COARSE, mesh=MeshConfig(data=2, ring=2), data=data, steps=2))
     rollouts = Evaluation(agent, pool, chains=1)
-    shared = run(rollouts, Protocol("dataset_sorted", 3, envs=4))[0]
+    seen = []
+    planned = rollouts.plan([Protocol("dataset_sorted", 3, envs=4)])
+    ((shared,),) = rollouts.run(planned, watch=seen.append)
     assert np.array(shared.returns).shape == (4, 1) and len(set(map(tuple, shared.returns))) == 4
     protocol, scale = Protocol("dataset_sorted", 3), agent.best_returns[RUN]
     context = protocol.draw(pool, RUN, scale, 0, seed=0)
@@ -374,15 +392,52 @@ def test_one_prefix_serves_all_environments_as_its_copies_would(config):
         scale=scale,
         history=History(agent, policy, protocol, targets, [context] * 4),
     )
-    np.testing.assert_allclose(shared.returns, rolled.returns, rtol=1e-3)
+    for ours, theirs in zip(seen[0].rolled.trajectories[0], rolled.trajectories[0], strict=True):
+        np.testing.assert_allclose(ours.action[:200], theirs.action[:200], atol=1e-4)
+    np.testing.assert_allclose(
+        shared.returns, rolled.returns, rtol=2e-2
+    )  # rounding, 1,000 steps on
+
+
+def test_chains_are_added_to_finished_ones_which_fill_up_the_shards(config):
+    made = config(model=COARSE, mesh=MeshConfig(data=2))
+    mesh = make_mesh(made.mesh)
+    pool = Pool.load(EpisodeStore(made.data.store), made.data.tasks)
+    structure, _ = networks.abstract_parameters(made, mesh)
+    fresh = checkpoint.initial_state(made, mesh).parameters
+    agent = Agent(made, structure, fresh, pool.normalizer(), {RUN: pool.best_return(RUN)}, mesh, 0)
+    protocol, few = Protocol("self", 1), Evaluation(agent, pool, chains=2)
+    finished = run(few, protocol)
+    more = Evaluation(agent, pool, chains=6, together=2)
+    assert [group.chains for group in more.plan([protocol], finished)] == [(2, 3), (4, 5)]
+    (group,) = few.plan([protocol], finished[1:])
+    assert group.chains == (0,) and group.filling == (1,) and group.rows == 2
+    (again,) = run(few, protocol, finished=finished[1:])
+    assert again.key == finished[0].key
+    np.testing.assert_allclose(again.returns, finished[0].returns, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "envs", "rows"),
+    [({"chains": 3}, 1, 3), ({"chains": 4, "together": 3}, 1, 3), ({"chains": 4}, 5, 5)],
+)
+def test_rollouts_that_do_not_divide_are_refused_before_any(config, rollouts, envs, rows):
+    made = config()
+    pool = Pool.load(EpisodeStore(made.data.store), made.data.tasks)
+    agent = Agent(made, None, None, None, {}, make_mesh(MeshConfig(data=2)), 0)  # type: ignore
+    with pytest.raises(ValueError, match=rf"{rows} environments at a time do not divide .* = 2"):
+        Evaluation(agent, pool, **rollouts).plan([Protocol("self", 2, envs=envs)])
+    last = Evaluation(agent, pool, chains=5, together=2)
+    with pytest.raises(ValueError, match="1 environments at a time"):
+        last.plan([Protocol("self", 2)])
 
 
 @pytest.mark.slow
-def test_a_prefix_shared_by_targets_is_computed_once(config, monkeypatch):
-    agent, pool = trained(config(model=COARSE, steps=2))
-    prefilled, prefill = [], policies._prefill
+def test_a_prefix_shared_by_targets_is_computed_once(config, whole_store, monkeypatch):
+    agent, pool = trained(config(model=COARSE, steps=2, data={"store": whole_store.path}))
+    prefilled, prefiller = [], policies._prefiller
     monkeypatch.setattr(
-        policies, "_prefill", lambda *a, **k: prefilled.append(1) or prefill(*a, **k)
+        policies, "_prefiller", lambda mesh: lambda *a: prefilled.append(1) or prefiller(mesh)(*a)
     )
     rollouts = Evaluation(agent, pool, chains=2)
     each = [Protocol("dataset_sorted", 3, multiplier=m) for m in (1.0, 2.0)]

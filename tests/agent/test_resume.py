@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from agent import checkpoint, training
 from agent.config import MeshConfig, ModelConfig, TrainConfig
 from agent.sharding import make_mesh
-from exorl import pack
+from exorl import EpisodeStore, pack
 
 ROOT = Path(__file__).parent.parent.parent
 BOTH = ("cheetah_run", "cheetah_run_backward")
@@ -142,6 +143,11 @@ def test_other_episodes_are_refused(config, cheetah_episodes, tmp_path):
     data = dataclasses.replace(made.data, store=fewer.path)
     with pytest.raises(ValueError, match=r"was trained on other episodes than those in .*fewer"):
         training.train(dataclasses.replace(made, data=data))
+    # Nor are they evaluated on, while the same ones may lie anywhere.
+    with pytest.raises(ValueError, match=r"trained on other episodes than those in .*fewer"):
+        checkpoint.check_episodes(made.run, 2, fewer)
+    moved = Path(shutil.copytree(made.data.store, tmp_path / "moved"))
+    checkpoint.check_episodes(made.run, 2, EpisodeStore(moved))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +217,9 @@ def test_a_run_starts_from_the_parameters_of_another(config, tmp_path):
 def started(run: Path, store: Path, *flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "scripts.train", "tiny", "--run", str(run)]
     command += ["--data.store", str(store), "--data.tasks", "cheetah_run", "--method", "bc"]
-    return subprocess.Popen([*command, *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*command, *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.slow
@@ -251,8 +259,9 @@ def test_a_signal_saves_says_so_and_ends_well(cheetah_store, tmp_path, number):
             assert process.poll() is None, process.stderr and process.stderr.read()
             time.sleep(0.1)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     step = checkpoint.latest(tmp_path / "run")
     assert f"stopped by a signal after step {step} of 1000000, which is saved" in errors
+    assert f"stopped after step {step} of 1000000: " in said and "trained" not in said
     assert max(recorded(tmp_path / "run")) == step

@@ -7,13 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from agent import checkpoint, networks, throughput, training
+from agent import checkpoint, evaluation, networks, throughput, training, validation
 from agent.config import MeshConfig, ModelConfig, TrainConfig
 from agent.describe import describe
 from agent.sharding import make_mesh
 from data.pool import Pool
-from data.sampling import placed
+from data.sampling import placed, whole
 from exorl import EpisodeStore
+from scripts import tune
+from scripts.evaluate import Evaluate
 
 BOTH = ("cheetah_run", "cheetah_run_backward")
 CLONE = ModelConfig(chunk=1, width=16)  # the cheapest network, where any will do
@@ -56,8 +58,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(config, monkeypatch):
     assert checkpoint.steps(made.run) == []  # nothing bad was saved
 
 
-def test_a_run_is_watched_in_jsonl_and_tensorboard(config, caplog):
+def test_a_run_is_watched_in_jsonl_and_tensorboard(config, caplog, monkeypatch):
     """Losses also by place in the episode and by n, norms, speed, held-out errors, returns."""
+    states, episode_seeds = set(), evaluation.episode_seeds
+    monkeypatch.setattr(
+        evaluation, "episode_seeds", lambda seed, *at: states.add(seed) or episode_seeds(seed, *at)
+    )
     made = config(
         tasks=BOTH,
         model=ModelConfig(chunk=50, layers=1, width=16, heads=2),
@@ -91,6 +97,9 @@ def test_a_run_is_watched_in_jsonl_and_tensorboard(config, caplog):
     written = [(event.step, event.value) for event in events.Scalars("loss")]
     assert written == [(line["step"], pytest.approx(line["loss"])) for line in training_lines]
     assert checkpoint.best(made.run) in checkpoint.steps(made.run)
+    # The best is chosen in other initial states than it is reported on, or tuned in.
+    assert states == {validation.SEED}
+    assert validation.SEED not in (Evaluate(checkpoint=made.run).seed, tune.EVALUATION_SEED)
 
 
 def test_the_loss_by_position_adds_up(config):
@@ -98,10 +107,17 @@ def test_the_loss_by_position_adds_up(config):
     made = config(steps=1, method="bc", model=CLONE, log_every=1, data={"batch_tokens": 4000})
     training.train(made)
     [line] = [json.loads(line) for line in (made.run / "metrics.jsonl").read_text().splitlines()]
-    parts = [
-        line[f"loss/{name}"] for name in training.objective.POSITIONS if f"loss/{name}" in line
-    ]
-    assert min(parts) <= line["loss"] <= max(parts)
+    parts = {name: line[f"loss/{name}"] for name in ("first_20", "quarter_1")}
+    assert {name for name in line if name.startswith("loss/")} == {
+        f"loss/{name}" for name in (*parts, "n=1")
+    }  # the episodes have 83 of 1,000 steps
+    pool = Pool.load(EpisodeStore(made.data.store), made.data.tasks, made.data.holdout)
+    batch = whole(networks.sampler(made, pool, pool.normalizer()), made.seed, 0)
+    early = (batch.timestep < 20)[batch.loss_mask > 0].mean()
+    assert 0.1 < early < 0.9
+    added = early * parts["first_20"] + (1 - early) * parts["quarter_1"]
+    assert line["loss"] == pytest.approx(added, rel=1e-5)
+    assert abs(parts["first_20"] - parts["quarter_1"]) > 1e-3 * line["loss"]
     assert line["learning_rate"] == pytest.approx(1e-2)
 
 
@@ -144,6 +160,14 @@ def test_peaks_of_devices_are_their_vendors():
 def test_a_profile_is_recorded_when_asked_for(config):
     made = config(steps=16, method="bc", model=CLONE, profile=True)
     training.train(made)
+    assert list(made.run.glob("plugins/profile/*/*.xplane.pb"))
+
+
+def test_a_profile_ends_with_a_run_that_is_stopped_in_it(config, monkeypatch):
+    made = config(steps=16, method="bc", model=CLONE, profile=True)
+    monkeypatch.setattr(training.processes.StopRequest, "at", lambda self, step: step == 12)
+    training.train(made)
+    assert checkpoint.latest(made.run) == 12
     assert list(made.run.glob("plugins/profile/*/*.xplane.pb"))
 
 
