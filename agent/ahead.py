@@ -3,13 +3,16 @@
 It is the program that training runs: the same function and the same options of the compiler.
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from agent import checkpoint, networks, training
@@ -123,7 +126,8 @@ def compile_program(lowered: jax.stages.Lowered, dump: Path | None = None) -> Co
     """
     options = {"xla_dump_to": str(dump), "xla_dump_hlo_as_text": True} if dump else {}
     try:
-        program = lowered.compile(compiler_options=options)
+        with _uncached() if dump else contextlib.nullcontext():
+            program = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) or "vmem" in str(error):
             raise  # vmem is no memory that a shorter sequence would spare
@@ -139,6 +143,19 @@ def compile_program(lowered: jax.stages.Lowered, dump: Path | None = None) -> Co
         flops=counted.get("flops"),
         text=program.as_text() or "",
     )
+
+
+@contextlib.contextmanager
+def _uncached() -> Iterator[None]:
+    """Compiles although JAX's cache on disk has the program, of which XLA would write nothing."""
+    before = jax.config.read("jax_enable_compilation_cache")
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # it decides but once whether it is used
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 def _needed(message: str) -> int | None:

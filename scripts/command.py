@@ -18,7 +18,8 @@ def run(main: Callable[[], object]) -> None:
     """Runs a command, turning the user's mistakes into one line and exit status 2.
 
     Such are errors of a type of ours, a `ValueError` or `FloatingPointError` raised in our code, a
-    package that it does not find, and files that are missing, in the way or not ours to touch, or that the disk has no room for.
+    package that it does not find, and files that are missing, in the way or not ours to touch, or
+    that the disk has no room for.
     Anything else is a fault of the program and shows its traceback, as everything does with
     EXORING_DEBUG=1.
     """

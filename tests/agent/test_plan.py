@@ -145,6 +145,14 @@ def test_the_largest_buffers_come_from_lines_of_ours(planned):
     assert any("model.py" in line for line in lines)
 
 
+def test_buffers_are_those_of_a_program_that_was_compiled_before(planned):
+    """Though JAX's cache on disk, which tests have, would spare compiling it again."""
+    again = plan.plan(run(), CPU, explain=True)
+    assert jax.config.jax_enable_compilation_cache
+    assert [each.size for each in again.buffers] == [each.size for each in planned.buffers]
+    assert again.buffers
+
+
 def test_operations_add_up():
     config = PRESETS["at_ring_128"].config(run=Path("r"), store=Path("s"), tasks=("walker_run",))
     layers, width, length = 24, 1024, 512_000
