@@ -148,13 +148,14 @@ def compile_program(lowered: jax.stages.Lowered, dump: Path | None = None) -> Co
 @contextlib.contextmanager
 def _uncached() -> Iterator[None]:
     """Compiles although JAX's cache on disk has the program, of which XLA would write nothing."""
-    before = jax.config.read("jax_enable_compilation_cache")
-    jax.config.update("jax_enable_compilation_cache", False)
+    config: Any = jax.config
+    before = config.jax_enable_compilation_cache
+    config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # it decides but once whether it is used
     try:
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", before)
+        config.update("jax_enable_compilation_cache", before)
         compilation_cache.reset_cache()
 
 
