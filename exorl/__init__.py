@@ -8,10 +8,11 @@ rewards = exorl.relabel.rewards(store, "cheetah_run_backward")
 from exorl import relabel
 from exorl.environments import Environment, make
 from exorl.episodes import Episode, EpisodeError
+from exorl.packing import pack
 from exorl.paths import home
 from exorl.rewards import reward
 from exorl.simulation import Simulation, SimulationError, Step
-from exorl.store import EpisodeStore, StoreError, pack
+from exorl.store import EpisodeStore, StoreError
 from exorl.suite import VersionError
 from exorl.tasks import (
     HIDDEN_GROUPS,

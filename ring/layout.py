@@ -97,7 +97,8 @@ def blocks_in(length: int, block_size: int) -> int:
 
     One if it fits, or else the fewest that are even in number: then half of them cover each of the
     two chunks of `zigzag`, where these divide evenly. Where not, a block or two lies on both: of
-    64,000 tokens cut into 126 blocks, one, and one device has 1.5 % more to do.
+    64,000 tokens in 126 blocks one, and by `work` the busiest of 8 devices does 0.7 % more than
+    the mean.
     """
     return 1 if length <= block_size else 2 * -(-length // (2 * block_size))
 

@@ -13,7 +13,7 @@ import tyro
 from tqdm import tqdm
 
 import exorl
-from exorl.store import Select
+from exorl.packing import Select
 from scripts import command
 
 

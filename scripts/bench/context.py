@@ -188,9 +188,8 @@ def layer(bench: Bench, arguments: argparse.Namespace) -> None:
 
 def measured(bench: Bench, arguments: argparse.Namespace) -> None:
     """Steps that run here, with YNNPACK as XLA comes and without."""
-    for case in MEASURED:
+    for model, mode, size, trajectories in MEASURED:
         for table, flags in PRODUCTS.items():
-            model, mode, size, trajectories = case
             tokens = TOKENS * trajectories
             key = memory_series(model, "cpu", mode, size).key(tokens)._replace(table=table)
             if bench.cells.get(key):

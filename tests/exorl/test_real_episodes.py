@@ -8,7 +8,7 @@ import pytest
 
 from exorl import episodes, relabel
 from exorl.domains import walker
-from exorl.store import pack
+from exorl.packing import pack
 from exorl.tasks import task
 
 FOLDER = os.environ.get("EXORING_REAL_EPISODES")

@@ -5,8 +5,9 @@ import pytest
 
 from exorl import episodes, relabel
 from exorl.episodes import DTYPES, FIELDS, Episode
+from exorl.packing import pack
 from exorl.rewards import reward
-from exorl.store import StoreError, pack
+from exorl.store import StoreError
 from exorl.tasks import TaskError
 
 LENGTHS = (3, 8, 1, 5)

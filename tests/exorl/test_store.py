@@ -14,7 +14,8 @@ import exorl
 from exorl import datasets, episodes
 from exorl.datasets import ALGORITHMS, MIXES, Mix
 from exorl.episodes import DTYPES, FIELDS, Episode, EpisodeError
-from exorl.store import EpisodeStore, StoreError, pack
+from exorl.packing import pack
+from exorl.store import EpisodeStore, StoreError
 from exorl.tasks import TaskError
 from scripts.pack import Pack
 from scripts.pack import main as pack_script
@@ -160,7 +161,7 @@ def test_one_thread_and_several_pack_the_same(folder, tmp_path, monkeypatch, bad
             (folder / name).write_bytes(b"nonsense")
     written = []
     for count in (1, 2, 7):
-        monkeypatch.setattr(exorl.store, "cores", lambda count=count: list(range(count)))
+        monkeypatch.setattr(exorl.packing, "cores", lambda count=count: list(range(count)))
         out = tmp_path / f"out{count}"
         if bad:
             with pytest.raises(EpisodeError, match=r"episode_4_9\.npz"):
@@ -300,7 +301,7 @@ def test_a_crash_in_the_middle_leaves_nothing(folder, tmp_path, monkeypatch, mom
         def crash(*_):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(exorl.store.os, "replace", crash)
+        monkeypatch.setattr(exorl.packing.os, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
         pack([folder], tmp_path / "out", domain="cartpole", progress=progress)
     assert os.listdir(tmp_path) == ["rnd"]

@@ -51,28 +51,23 @@ def test_refuses_a_shard_that_does_not_divide():
         ring.ring_attention_local(q, k, v, axis=None, block_size=10)
 
 
-def test_refuses_to_guess_which_operands_are_replicated():
+@pytest.mark.parametrize(
+    ("checked", "message"),
+    [
+        (False, "check_vma=True"),  # nobody can tell
+        (True, "k is the same on all devices of mesh axis ring; shard"),
+    ],
+)
+def test_refuses_to_send_around_what_may_be_the_same_everywhere(checked, message):
     q, k, v, _ = arrays()
     local = jax.shard_map(
         functools.partial(ring.ring_attention_local, axis="ring", causal=False),
         mesh=ring.make_mesh(ring=4),
         in_specs=(P(None, "ring"), P(), P()),
         out_specs=P(None, "ring"),
-        check_vma=False,
+        check_vma=checked,
     )
-    with pytest.raises(ValueError, match="check_vma=True"):
-        local(q, k, v)
-
-
-def test_refuses_to_send_around_what_is_the_same_everywhere():
-    q, k, v, _ = arrays()
-    local = jax.shard_map(
-        functools.partial(ring.ring_attention_local, axis="ring", causal=False),
-        mesh=ring.make_mesh(ring=4),
-        in_specs=(P(None, "ring"), P(), P()),
-        out_specs=P(None, "ring"),
-    )
-    with pytest.raises(ValueError, match="k is the same on all devices of mesh axis ring; shard"):
+    with pytest.raises(ValueError, match=message):
         local(q, k, v)
 
 

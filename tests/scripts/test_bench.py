@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ring
-from scripts.bench import balance, decoding, parity, peers, recall, train
+from scripts.bench import balance, decoding, parity, peers, recall_report, train
 from scripts.bench.turns import medians
 
 ROOT = Path(__file__).parent.parent.parent
@@ -88,12 +88,12 @@ def test_recall_is_learned_around_a_ring_and_needs_the_other_trajectories(tmp_pa
     command += ["--run", str(tmp_path / "agents"), "--out", str(tmp_path / "found")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = recall.read(tmp_path / "found" / "recall.csv")
+    found = recall_report.read(tmp_path / "found" / "recall.csv")
     assert {each[:4] for each in found} == {
-        (0, mode, tokens, 0) for mode in recall.MODES for tokens in (1000, 2000)
+        (0, mode, tokens, 0) for mode in recall_report.MODES for tokens in (1000, 2000)
     }
     for mode, low, high in (("ring", 0.95, 1), ("bpt", 0.95, 1), ("own", 0, 0.05)):
-        assert low <= recall.accuracy([each for each in found if each.mode == mode]) <= high
+        assert low <= recall_report.accuracy([each for each in found if each.mode == mode]) <= high
     assert all(each.difference < 1e-4 for each in found)
     for name in ("recall.png", "recall_distance.png"):
         assert (tmp_path / "found" / name).stat().st_size > 1000
@@ -103,5 +103,5 @@ def test_recall_is_learned_around_a_ring_and_needs_the_other_trajectories(tmp_pa
 
 
 def test_accuracy_is_of_all_questions():
-    few = recall.Answers(0, "ring", 1000, 0, 0, asked=10, right=1, difference=0)
-    assert recall.accuracy([few, few._replace(asked=30, right=29)]) == 0.75
+    few = recall_report.Answers(0, "ring", 1000, 0, 0, asked=10, right=1, difference=0)
+    assert recall_report.accuracy([few, few._replace(asked=30, right=29)]) == 0.75
