@@ -33,7 +33,7 @@ from agent.plan import EFFICIENCY, PREALLOCATED, USABLE, WAITING, Plan, filled, 
 from agent.presets import PRESETS
 from ring import targets
 from ring.mesh import AXES
-from scripts import command
+from scripts import apart, command
 
 OOM = 1
 MESH = tuple(f"--mesh.{axis}" for axis in AXES)
@@ -110,6 +110,29 @@ def _run(folder: Path) -> TrainConfig:
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Plan in a process of its own, and return the exit status.
+
+    Raises:
+        ValueError: a signal ended the compiler.
+    """
+    request = parse(arguments)
+    status = apart.run(_planned, arguments)
+    if status < 0:
+        compiler = command.versions(targets.parse(request.target).compiler)
+        raise ValueError(
+            f"the compiler ({compiler}) was ended by {apart.name(status)} while it compiled for "
+            f"{request.target}: a fault of its own where it says that a check failed, want of this "
+            f"machine's memory where that is SIGKILL; try another target, --model.block-size, "
+            f"--mesh.* or number of trajectories"
+        )
+    return status
+
+
+def _planned(arguments: Sequence[str]) -> None:
+    command.run(lambda: sys.exit(report(arguments)))
+
+
+def report(arguments: Sequence[str]) -> int:
     """Plan, print, and return the exit status."""
     request = parse(arguments)
     target = targets.parse(request.target)

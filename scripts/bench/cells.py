@@ -4,19 +4,22 @@ import csv
 import dataclasses
 import datetime
 import io
+import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
+import ring
 from agent import estimate
 from agent.config import TrainConfig
 from agent.plan import available, mesh_of, plan
 from exorl.paths import write_whole
 from ring import targets
+from scripts import apart
 from scripts.command import versions
 
 
@@ -45,6 +48,7 @@ class Cell:
         seconds: of processor time to trace and compile, or of the clock for a step that ran.
         compiler: names and versions.
         date: day it was compiled.
+        aborted: signal that ended the compiler, which then says nothing of the cell; "" if none.
     """
 
     key: Key
@@ -56,40 +60,42 @@ class Cell:
     seconds: float
     compiler: str
     date: str
+    aborted: str = ""
 
     @property
-    def fits(self) -> bool:
-        """Whether the device has room."""
+    def fits(self) -> bool | None:
+        """Whether the device has room; None if the compiler was aborted."""
+        if self.aborted:
+            return None
         return self.temporaries is not None and (self.total or 0) <= self.available
 
 
 class Cells:
-    """All cells of a CSV; every one that is added is on disk at once."""
+    """All cells of a CSV, read whenever they are asked for; every one added is on disk at once."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._cells = _read(path)
+        self.path = path
 
     def __iter__(self) -> Iterator[Cell]:
         """In order of their keys."""
-        return iter(sorted(self._cells.values(), key=lambda cell: cell.key))
+        return iter(sorted(_read(self.path).values(), key=lambda cell: cell.key))
 
     def get(self, key: Key) -> Cell | None:
         """The cell, if it is finished."""
-        return self._cells.get(key)
+        return _read(self.path).get(key)
 
     def add(self, cell: Cell) -> None:
-        """Keep a cell, beside those that others have added; the file is replaced whole."""
-        self._cells = {**_read(self._path), cell.key: cell}
+        """Keep a cell, in the place of one of the same key; the file is replaced whole."""
+        cells = {**_read(self.path), cell.key: cell}
         names = [*Key._fields, *(f.name for f in dataclasses.fields(Cell) if f.name != "key")]
         text = io.StringIO()
         writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
-        for each in self:
+        for each in sorted(cells.values(), key=lambda cell: cell.key):
             rest = {name: getattr(each, name) for name in names if name not in Key._fields}
             writer.writerow({**each.key._asdict(), **rest})
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path, text.getvalue().encode())
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, text.getvalue().encode())
 
 
 def _read(path: Path) -> dict[Key, Cell]:
@@ -118,6 +124,7 @@ def _cell(row: dict[str, str]) -> Cell:
         seconds=float(row["seconds"]),
         compiler=row["compiler"],
         date=row["date"],
+        aborted=row["aborted"],
     )
 
 
@@ -177,6 +184,42 @@ def compiled(series: Series, tokens: int) -> Cell:
     )
 
 
+def fill(cells: Cells, series: Series, tokens: int) -> None:
+    """Compile a cell, in a process of its own, and keep it; or keep that the compiler was aborted.
+
+    Raises:
+        RuntimeError: the process failed otherwise.
+    """
+    start = time.monotonic()
+    status = apart.run(_fill, cells, series, tokens)
+    if status not in (0, -signal.SIGABRT, -signal.SIGSEGV):
+        raise RuntimeError(f"compiling {series.key(tokens)} ended with exit status {status}")
+    if status:
+        target = targets.parse(series.target)
+        counted = estimate.bytes_of(
+            series.config, mesh_of(series.config, target), *series.shape(tokens)
+        )
+        cell = Cell(
+            key=series.key(tokens),
+            total=None,
+            available=available(target),
+            temporaries=None,
+            counted=counted.total,
+            measured=None,
+            seconds=round(time.monotonic() - start, 1),
+            compiler=versions("jax", target.compiler),
+            date=datetime.date.today().isoformat(),
+            aborted=apart.name(status),
+        )
+        cells.add(cell)
+
+
+def _fill(cells: Cells, series: Series, tokens: int) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    ring.simulate_devices(targets.parse(series.target).size)
+    cells.add(compiled(series, tokens))
+
+
 class OutOfTime(Exception):
     """No more cells are to be begun."""
 
@@ -184,8 +227,11 @@ class OutOfTime(Exception):
 class Bench:
     """Finished cells, and what finishes more."""
 
-    def __init__(self, cells: Cells, minutes: float) -> None:
-        self.cells, self._until = cells, time.monotonic() + 60 * minutes
+    def __init__(
+        self, cells: Cells, minutes: float, fill: Callable[[Cells, Series, int], None] = fill
+    ) -> None:
+        self.cells, self._fill = cells, fill
+        self._until = time.monotonic() + 60 * minutes
 
     @property
     def out_of_time(self) -> bool:
@@ -203,12 +249,13 @@ class Bench:
             return found
         if self.out_of_time:
             raise OutOfTime
-        cell = compiled(series, tokens)
-        jax.clear_caches()
-        self.cells.add(cell)
+        self._fill(self.cells, series, tokens)
+        cell = self.cells.get(key)
+        assert cell is not None
+        verdict = cell.aborted or ("FITS" if cell.fits else "OOM")
         total = "" if cell.total is None else f"{cell.total / 2**30:9.2f} GiB"
         words = f"{cell.available / 2**30:.2f}  {' '.join(map(str, key))}  ({cell.seconds:.0f} s)"
-        print(f"{'FITS' if cell.fits else 'OOM':5}{total:13} of {words}", flush=True)
+        print(f"{verdict:7} {total:13} of {words}", flush=True)
         return cell
 
     def boundary(self, series: Series, sizes: Sequence[int], first: int | None = None) -> int:
@@ -216,7 +263,7 @@ class Bench:
 
         Sizes are compiled from where the boundary is expected (or from `first`) up to it or down
         to it; that smaller ones than one that fits do too, and larger ones than one that does not
-        do not, is taken for granted.
+        do not, is taken for granted. One whose compiler is aborted counts as one that does not.
         """
         at = series.expected(sizes) if first is None else first
         if self.cell(series, sizes[at]).fits:

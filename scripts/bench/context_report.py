@@ -20,6 +20,8 @@ TOKENS = 4_000
 
 TRAJECTORIES = (4, 8, 16, 32, 64, 128)
 NOT_COMPILED = "–"
+ABORTED = "aborted"
+"""Of a compiler, by a failed check of its own."""
 WITHOUT = "measured without YNNPACK"
 _FIT, _OUT, _OPEN = "#4c9f70", "#c8553d", "#dddddd"
 
@@ -78,17 +80,19 @@ def fits(series: Sequence[Cell], tokens: int) -> bool | None:
     """Whether so many tokens fit, from one series' cells; None if they do not tell."""
     if any(cell.fits and cell.key.tokens >= tokens for cell in series):
         return True
-    if any(not cell.fits and cell.key.tokens <= tokens for cell in series):
+    if any(cell.fits is False and cell.key.tokens <= tokens for cell in series):
         return False
     return None
 
 
 def _entry(series: Sequence[Cell], tokens: int) -> str:
     for cell in series:
-        if cell.key.tokens == tokens:
+        if cell.key.tokens == tokens and cell.fits is not None:
             return gib(cell.total) if cell.fits else f"OOM {gib(cell.total)}".strip()
     implied = fits(series, tokens)
-    return NOT_COMPILED if implied is None else "fits" if implied else "OOM"
+    if implied is None:
+        return ABORTED if any(cell.key.tokens == tokens for cell in series) else NOT_COMPILED
+    return "fits" if implied else "OOM"
 
 
 def gib(count: int | None) -> str:
@@ -172,7 +176,7 @@ def _longest(series: Sequence[Cell]) -> tuple[int, bool]:
     """The longest that fits (0: none), and whether a longer one is known not to."""
     fitting = [cell.key.tokens for cell in series if cell.fits]
     most = max(fitting, default=0)
-    return most, any(not cell.fits and cell.key.tokens > most for cell in series)
+    return most, any(cell.fits is False and cell.key.tokens > most for cell in series)
 
 
 def _tokens(found: tuple[int, bool] | None) -> str:
@@ -279,7 +283,7 @@ def plot_longest(path: Path, cells: Sequence[Cell]) -> None:
                 color=color,
                 label=f"{model}, 8 × {kind}",
             )
-            out = [(c.key.ring, c.key.tokens) for s in rings.values() for c in s if not c.fits]
+            out = [(c.key.ring, c.key.tokens) for s in rings.values() for c in s if c.fits is False]
             axes.plot([r for r, _ in out], [t for _, t in out], "x", color=color)
             if 1 in fitting:
                 axes.plot([1, 8], [fitting[1], 8 * fitting[1]], "--", color=color, linewidth=0.8)

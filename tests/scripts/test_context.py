@@ -1,12 +1,16 @@
 """Tables of what fits: cells are kept, searched for where they change, and drawn."""
 
 import dataclasses
+import os
+import signal
+import sys
+import time
 
 import pytest
 
-from agent import ahead
 from agent.presets import PRESETS
-from scripts.bench import cells, context, context_report
+from scripts import apart
+from scripts.bench import context, context_report
 from scripts.bench.cells import Bench, Cell, Cells, Key, OutOfTime
 
 GIB = 2**30
@@ -32,7 +36,9 @@ def cell(
 
 def test_cells_are_kept_as_they_are(tmp_path):
     kept = Cells(tmp_path / "deep" / "cells.csv")
+    aborted = dataclasses.replace(cell(2, 1), total=None, temporaries=None, aborted="SIGABRT")
     made = [
+        aborted,
         cell(8000, 3),
         cell(4000, 17, temporaries=None),
         dataclasses.replace(cell(1, 1), total=None, measured=7),
@@ -42,39 +48,64 @@ def test_cells_are_kept_as_they_are(tmp_path):
     again = Cells(tmp_path / "deep" / "cells.csv")
     assert list(again) == sorted(made, key=lambda each: each.key)
     assert again.get(made[0].key) == made[0] and again.get(made[0].key._replace(ring=2)) is None
-    assert [each.fits for each in made] == [True, False, True]
+    assert [each.fits for each in made] == [None, True, False, True]
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["cells.csv"]
     kept.add(cell(16_000, 9))  # `again` has not seen it
     again.add(cell(32_000, 9))
     assert [each.key.tokens for each in Cells(tmp_path / "deep" / "cells.csv")] == [
-        *(1, 4_000, 8_000, 16_000, 32_000)
+        *(1, 2, 4_000, 8_000, 16_000, 32_000)
     ]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 5, 6])
 @pytest.mark.parametrize("first", range(6))
-def test_the_boundary_is_found_and_nothing_compiled_twice(tmp_path, monkeypatch, limit, first):
+def test_the_boundary_is_found_and_nothing_compiled_twice(tmp_path, limit, first):
     """Sizes 1…6, of which those up to the limit fit."""
     compiled = []
     series = context.memory_series(context.SMALL, "cpu", "bpt", 1)
 
-    def plan(config, target, *, shape):
-        assert shape == (1, shape[1])
-        compiled.append(shape[1])
-        total = shape[1] * GIB
-        program = ahead.Compiled(0, total, 0, 0, None, "")
-        return dataclasses.make_dataclass("P", ["total", "available", "counted", "program"])(
-            total, limit * GIB, dataclasses.make_dataclass("C", ["total"])(0), program
-        )
+    def fill(cells, series, tokens):
+        compiled.append(tokens)
+        room = dict(available=limit * 4 * GIB)
+        cells.add(dataclasses.replace(cell(tokens, tokens, **room), key=series.key(tokens)))
 
-    monkeypatch.setattr(cells, "plan", plan)
-    bench, sizes = Bench(Cells(tmp_path / "cells.csv"), 1), [4 * n for n in range(1, 7)]
+    kept = Cells(tmp_path / "cells.csv")
+    bench, sizes = Bench(kept, 1, fill), [4 * n for n in range(1, 7)]
     assert bench.boundary(series, sizes, first) == limit - 1
     assert len(compiled) == len(set(compiled)) <= abs(first - limit) + 2
-    again = Bench(Cells(tmp_path / "cells.csv"), 0)
+    again = Bench(kept, 0, fill)
     assert again.boundary(series, sizes, first) == limit - 1  # without time to compile
     with pytest.raises(OutOfTime):
         again.cell(series, 400)
+
+
+def test_a_compiler_that_is_aborted_is_a_cell(tmp_path, monkeypatch, capfd):
+    series = context.memory_series(context.SMALL, "cpu", "ring", 8)
+    monkeypatch.setattr(apart, "run", lambda *_: -signal.SIGABRT)
+    bench = Bench(Cells(tmp_path / "cells.csv"), 1)
+    assert bench.boundary(series, [4_000, 8_000], 1) == -1
+    assert [each.aborted for each in bench.cells] == ["SIGABRT", "SIGABRT"]
+    assert capfd.readouterr().out.startswith("SIGABRT ")
+    shown = context_report.memory(list(bench.cells)).splitlines()[-1].split("|")[4:-1]
+    assert [each.strip() for each in shown] == ["–"] * 6  # n = 1 and 2 are in no table
+    row = dataclasses.replace(next(iter(bench.cells)), key=series.key(16_000))
+    shown = context_report.memory([row]).splitlines()[-1].split("|")[4:-1]
+    assert [each.strip() for each in shown] == ["aborted", *["–"] * 5]
+    monkeypatch.setattr(apart, "run", lambda *_: -signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="exit status -9"):
+        bench.cell(series, 12_000)
+
+
+def test_a_process_apart_may_be_aborted():
+    assert apart.run(os.abort) == -signal.SIGABRT
+    assert apart.run(sys.exit, 3) == 3 and apart.run(time.sleep, 0) == 0
+
+
+@pytest.mark.slow
+def test_a_cell_is_compiled_in_a_process_of_its_own(tmp_path):
+    series = context.memory_series(context.SMALL, "cpu", "ring", 2)
+    cell = Bench(Cells(tmp_path / "cells.csv"), 1).cell(series, 4_000)
+    assert cell.fits and cell.temporaries > 2**20 and "jaxlib" in cell.compiler
 
 
 def test_every_series_can_be_planned():

@@ -10,14 +10,14 @@ import pytest
 from agent import checkpoint
 from agent.config import DataConfig, MeshConfig, ModelConfig, TrainConfig
 from ring import targets
-from scripts import plan
+from scripts import apart, plan
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = "--model.chunk 100 --model.layers 1 --model.width 16 --model.block-size 5".split()
 
 
 def test_a_preset_that_fits(capsys):
-    status = plan.main(["tiny", "--target", "cpu:8", *SMALL, "--explain"])
+    status = plan.report(["tiny", "--target", "cpu:8", *SMALL, "--explain"])
     out = capsys.readouterr().out
     assert status == 0 and "\nFITS" in out
     assert "ring 8 × tensor 1, chosen to fill the target" in out
@@ -29,7 +29,7 @@ def test_one_that_does_not_fit_and_what_to_change(capsys, monkeypatch):
     monkeypatch.setattr("agent.plan.available", lambda target: 10**8)
     options = "--model.memory plain --model.chunk 10 --data.trajectories 64 --suggestions 1"
     options += " --model.layers 1 --model.width 16 --model.block-size 640"
-    status = plan.main(["tiny", "--target", "cpu:1", *options.split()])
+    status = plan.report(["tiny", "--target", "cpu:1", *options.split()])
     out = capsys.readouterr().out
     assert status == plan.OOM == 1 and "\nOOM" in out
     assert "\nFITS" in out.partition("changes, each compiled")[2]
@@ -47,7 +47,7 @@ def test_a_run_by_its_folder(tmp_path, capsys):
     other = plan.parse([*arguments, "--task", "walker_run"]).config
     assert other.data == dataclasses.replace(data, tasks=("walker_run",), multiple=2)
     assert capsys.readouterr().out == ""
-    assert plan.main(arguments) == 0
+    assert plan.report(arguments) == 0
     assert "mesh        data 2 × fsdp 1 × ring 1 × tensor 1\n" in capsys.readouterr().out
 
 
@@ -59,7 +59,7 @@ def test_a_run_whose_settings_cannot_be_read(tmp_path, text):
 
 
 def test_behaviour_cloning_has_no_sequence(capsys):
-    assert plan.main(["bc", "--target", "cpu:1", "--data.batch-tokens", "64"]) == 0
+    assert plan.report(["bc", "--target", "cpu:1", "--data.batch-tokens", "64"]) == 0
     out = capsys.readouterr().out
     assert "batch       64 steps\n" in out and "tokens of a sequence" not in out
 
@@ -88,7 +88,7 @@ def test_a_mesh_that_is_given_is_kept():
 )
 def test_impossible_requests(arguments, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        plan.main(arguments)
+        plan.report(arguments)
 
 
 def test_a_missing_compiler_is_one_line():
@@ -103,3 +103,9 @@ def test_a_missing_compiler_is_one_line():
     assert done.returncode == 2
     assert done.stderr.startswith("exoring: error: v5e:2x4 has no compiler here: pip install")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_compiler_that_is_aborted_is_explained(monkeypatch):
+    monkeypatch.setattr(apart, "run", lambda *_: -6)
+    with pytest.raises(ValueError, match=r"\(libtpu .*ended by SIGABRT while .* for v4:1x2x2: "):
+        plan.main(["tiny", "--target", "v4:1x2x2"])
