@@ -263,13 +263,14 @@ class Bench:
 
         Sizes are compiled from where the boundary is expected (or from `first`) up to it or down
         to it; that smaller ones than one that fits do too, and larger ones than one that does not
-        do not, is taken for granted. One whose compiler is aborted counts as one that does not.
+        do not, is taken for granted. Where the compiler is aborted the search ends.
         """
         at = series.expected(sizes) if first is None else first
-        if self.cell(series, sizes[at]).fits:
+        fits = self.cell(series, sizes[at]).fits
+        if fits:
             while at + 1 < len(sizes) and self.cell(series, sizes[at + 1]).fits:
                 at += 1
-            return at
-        while at and not self.cell(series, sizes[at - 1]).fits:
+        while at and fits is False:
             at -= 1
-        return at - 1
+            fits = self.cell(series, sizes[at]).fits
+        return at if fits else -1

@@ -69,6 +69,7 @@ def test_a_hidden_task_under_every_context(config, whole_store):
     assert {group.protocol.context for group in left} == {"empty"}
 
 
+@pytest.mark.slow
 def test_one_checkpoint_acts_alike_around_a_ring_and_on_one_device(config):
     """The same actions within 1e-5 on replayed observations, context included."""
     ring = config(
@@ -164,13 +165,14 @@ def test_what_cannot_be_evaluated_is_refused(config, protocol, match):
         protocol.check(made, pool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("packing", "positions", "protocol"),
     [
-        pytest.param("step", "learned", Protocol("self", 3), marks=pytest.mark.slow),
+        ("step", "learned", Protocol("self", 3)),
         ("rsar", "rotary", Protocol("mixed", 3)),
-        pytest.param("rsard", "global", Protocol("self", 3), marks=pytest.mark.slow),
-        pytest.param("step", "rotary", Protocol("dataset_sorted", 3), marks=pytest.mark.slow),
+        ("rsard", "global", Protocol("self", 3)),
+        ("step", "rotary", Protocol("dataset_sorted", 3)),
     ],
 )
 def test_the_training_path_predicts_the_actions_of_a_rollout(config, packing, positions, protocol):
@@ -372,6 +374,7 @@ def test_labels_and_files(config, whole_store, tmp_path):
     assert results.read(path) == found
 
 
+@pytest.mark.slow
 def test_one_prefix_serves_all_environments_as_its_copies_would(config, whole_store):
     data = {"multiple": 2, "store": whole_store.path}
     agent, pool = trained(config(model=COARSE, mesh=MeshConfig(data=2, ring=2), data=data, steps=2))

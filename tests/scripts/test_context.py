@@ -84,10 +84,10 @@ def test_a_compiler_that_is_aborted_is_a_cell(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(apart, "run", lambda *_: -signal.SIGABRT)
     bench = Bench(Cells(tmp_path / "cells.csv"), 1)
     assert bench.boundary(series, [4_000, 8_000], 1) == -1
-    assert [each.aborted for each in bench.cells] == ["SIGABRT", "SIGABRT"]
+    assert [(each.key.tokens, each.aborted) for each in bench.cells] == [(8_000, "SIGABRT")]
     assert capfd.readouterr().out.startswith("SIGABRT ")
     shown = context_report.memory(list(bench.cells)).splitlines()[-1].split("|")[4:-1]
-    assert [each.strip() for each in shown] == ["–"] * 6  # n = 1 and 2 are in no table
+    assert [each.strip() for each in shown] == ["–"] * 6  # n = 2 is in no table
     row = dataclasses.replace(next(iter(bench.cells)), key=series.key(16_000))
     shown = context_report.memory([row]).splitlines()[-1].split("|")[4:-1]
     assert [each.strip() for each in shown] == ["aborted", *["–"] * 5]
