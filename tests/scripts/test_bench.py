@@ -83,7 +83,7 @@ def test_a_step_of_32_000_tokens_is_bpts_around_a_ring_of_eight(tmp_path):
 @pytest.mark.slow
 def test_recall_is_learned_around_a_ring_and_needs_the_other_trajectories(tmp_path):
     command = [sys.executable, "-m", "scripts.bench", "recall", "--seeds", "0"]
-    command += ["--lengths", "1000", "2000", "--trained", "1000", "--batch-tokens", "2000"]
+    command += ["--lengths", "1000", "2000", "--trained", "500", "--batch-tokens", "1000"]
     command += ["--chains", "1", "--ring-size", "2"]
     command += ["--run", str(tmp_path / "agents"), "--out", str(tmp_path / "found")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -92,7 +92,7 @@ def test_recall_is_learned_around_a_ring_and_needs_the_other_trajectories(tmp_pa
     assert {each[:4] for each in found} == {
         (0, mode, tokens, 0) for mode in recall_report.MODES for tokens in (1000, 2000)
     }
-    for mode, low, high in (("ring", 0.95, 1), ("bpt", 0.95, 1), ("own", 0, 0.05)):
+    for mode, low, high in (("ring", 0.9, 1), ("bpt", 0.9, 1), ("own", 0, 0.05)):
         assert low <= recall_report.accuracy([each for each in found if each.mode == mode]) <= high
     assert all(each.difference < 1e-4 for each in found)
     for name in ("recall.png", "recall_distance.png"):
