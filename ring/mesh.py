@@ -10,6 +10,8 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from ring import torus
+
 Tree = TypeVar("Tree")
 
 AXES = ("data", "fsdp", "ring", "tensor")
@@ -39,8 +41,9 @@ def make_mesh(
 ) -> Mesh:
     """Arranges devices along the axes `data`, `fsdp`, `ring` and `tensor`, all `AxisType.Auto`.
 
-    Neighbours along `tensor`, then `ring`, are neighbours in the device list, so the axes that talk
-    most stay closest. Without `devices` the first `data · fsdp · ring · tensor` of `jax.devices()`
+    Neighbours along `ring` are linked chips on a TPU slice (`ring.torus`). Elsewhere neighbours
+    along `tensor`, then `ring`, are neighbours in the device list, so the axes that talk most stay
+    closest. Without `devices` the first `data · fsdp · ring · tensor` of `jax.devices()`
     are taken; with `devices` the product must be their number.
 
     Raises:
@@ -65,8 +68,12 @@ def make_mesh(
             f"a mesh of {product} needs {wanted} devices, {len(devices)} were given; "
             "change an axis so that the product matches"
         )
-    shape = tuple(sizes.values())
-    return Mesh(np.array(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    boxes = torus.boxes(devices, ring)
+    if boxes is None:
+        arranged = np.array(devices).reshape(data, fsdp, ring, tensor)
+    else:
+        arranged = boxes.reshape(data, fsdp, tensor, ring).swapaxes(2, 3)
+    return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def context_mesh(mesh: Mesh | AbstractMesh | None = None) -> Mesh | AbstractMesh | None:

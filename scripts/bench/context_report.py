@@ -156,7 +156,7 @@ def pattern(cells: Sequence[Cell]) -> str:
 
 
 def longest(cells: Sequence[Cell]) -> str:
-    """Longest context in tokens by ring, and by how much a ring of R exceeds R times bpt's."""
+    """Longest context in tokens by ring, and bytes of a ring of 8 at 8 times bpt's longest."""
     rows = []
     models = {cell.key.model for cell in select(cells, table="longest")}
     for model in sorted(models, key=lambda name: float(name.removesuffix("B"))):
@@ -165,10 +165,11 @@ def longest(cells: Sequence[Cell]) -> str:
             rings = {size: series for (k, _, size), series in by_ring.items() if k == kind}
             found = {size: _longest(series) for size, series in rings.items()}
             row = [_tokens(found.get(size)) for size in (1, 2, 4, 8)]
-            first, last = found.get(1), found.get(8)
-            ratio = f"{last[0] / first[0]:g}" if first and last and first[0] else NOT_COMPILED
-            rows.append([model, f"8 × {kind}", *row, ratio])
-    header = ["model", "devices", "bpt", "ring of 2", "ring of 4", "ring of 8", "ring of 8 ÷ bpt"]
+            most, _ = found.get(1, (0, False))
+            compared = [_entry(rings.get(size, []), size * most) for size in (1, 8)]
+            rows.append([model, f"8 × {kind}", *row, *compared])
+    header = ["model", "devices", "bpt", "ring of 2", "ring of 4", "ring of 8"]
+    header += ["GiB of bpt there", "GiB of a ring of 8 at 8 times that"]
     return table(header, rows) if rows else ""
 
 

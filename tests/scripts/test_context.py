@@ -157,7 +157,7 @@ def test_tables_mark_what_is_out_and_what_is_implied():
     verdict = context_report.pattern(MADE).splitlines()[-1].split("|")
     assert [each.strip() for each in verdict[3:-1]] == ["out", "in", "in", "out", "in", "no"]
     row = context_report.longest(MADE).splitlines()[-1].split("|")
-    assert [each.strip() for each in row[3:-1]] == ["32K", "–", "–", "≥ 256K", "8"]
+    assert [each.strip() for each in row[3:-1]] == ["32K", "–", "–", "≥ 256K", "9", "9"]
     # 100 MiB a layer, of which 48 are gradients of 12 · 1024² parameters.
     assert "52 (3.2 bch)" in context_report.layer(MADE)
     assert "300 (18.8 bch)" in context_report.layer(MADE)
