@@ -159,7 +159,7 @@ def longest(cells: Sequence[Cell]) -> str:
     """Longest context in tokens by ring, and bytes of a ring of 8 at 8 times bpt's longest."""
     rows = []
     models = {cell.key.model for cell in select(cells, table="longest")}
-    for model in sorted(models, key=lambda name: float(name.removesuffix("B"))):
+    for model in sorted(models, key=_billions):
         by_ring = _series(cells, table="longest", model=model)
         for kind in dict.fromkeys(kind for kind, *_ in by_ring):
             rings = {size: series for (k, _, size), series in by_ring.items() if k == kind}
@@ -267,33 +267,36 @@ def plot_memory(out: Path, cells: Sequence[Cell], model: str) -> None:
 
 def plot_longest(path: Path, cells: Sequence[Cell]) -> None:
     """Longest context against the ring's size; dashed: R times bpt's; crosses: OOM."""
+    groups: dict[tuple[float, str], dict[int, list[Cell]]] = {}
+    for cell in select(cells, table="longest"):
+        rings = groups.setdefault((_billions(cell.key.model), kind_of(cell)), {})
+        rings.setdefault(cell.key.ring, []).append(cell)
 
     def draw(axes: Any) -> None:
-        groups: dict[tuple[str, str], dict[int, list[Cell]]] = {}
-        for cell in select(cells, table="longest"):
-            rings = groups.setdefault((kind_of(cell), cell.key.model), {})
-            rings.setdefault(cell.key.ring, []).append(cell)
-        for at, ((kind, model), rings) in enumerate(sorted(groups.items())):
+        for at, ((billions, kind), rings) in enumerate(sorted(groups.items())):
+            beside = 1.03 ** (at - len(groups) / 2)  # lines that coincide stay visible
             found = {size: _longest(series)[0] for size, series in sorted(rings.items())}
-            fitting = {size: tokens for size, tokens in found.items() if tokens}
-            color = f"C{at}"
-            axes.plot(
-                list(fitting),
-                list(fitting.values()),
-                "o-",
-                color=color,
-                label=f"{model}, 8 × {kind}",
-            )
-            out = [(c.key.ring, c.key.tokens) for s in rings.values() for c in s if c.fits is False]
-            axes.plot([r for r, _ in out], [t for _, t in out], "x", color=color)
-            if 1 in fitting:
-                axes.plot([1, 8], [fitting[1], 8 * fitting[1]], "--", color=color, linewidth=0.8)
+            fitting = [(size * beside, tokens) for size, tokens in found.items() if tokens]
+            color, label = f"C{at}", f"{billions:g}B, 8 × {kind}"
+            axes.plot(*zip(*fitting, strict=True), "o-", color=color, label=label)
+            out = [(size * beside, c) for size, series in rings.items() for c in series]
+            out = [(x, c.key.tokens) for x, c in out if c.fits is False]
+            axes.plot([x for x, _ in out], [tokens for _, tokens in out], "x", color=color)
+            if found.get(1):
+                line = [found[1], 8 * found[1]]
+                axes.plot([beside, 8 * beside], line, "--", color=color, linewidth=0.8)
+        lengths = sorted({cell.key.tokens for cell in select(cells, table="longest")})
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks([1, 2, 4, 8], ["bpt", "2", "4", "8"])
+        axes.set_yticks(lengths, [f"{tokens // 1024:,}K" for tokens in lengths])
         axes.set_xlabel("devices of 8 that are a ring")
         axes.set_ylabel("longest context, tokens")
         axes.set_title("o fits, × OOM, dashed: R times bpt's", fontsize=10)
         axes.legend(fontsize=8)
 
     figure(path, draw)
+
+
+def _billions(model: str) -> float:
+    return float(model.removesuffix("B"))
