@@ -122,7 +122,7 @@ def overlaps(collectives: dict[str, list[schedule.Collective]]) -> bool:
     messages = collectives.get("collective-permute", [])
     large = max((each.message for each in messages), default=0) / 100
     exposed = [each for each in messages if each.message > large and not each.hidden]
-    return all(each.asynchronous for each in messages) and len(exposed) <= 1
+    return len(exposed) <= 1
 
 
 def filled(config: TrainConfig, target: Target) -> TrainConfig:
