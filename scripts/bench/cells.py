@@ -6,7 +6,7 @@ import datetime
 import io
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -227,11 +227,8 @@ class OutOfTime(Exception):
 class Bench:
     """Finished cells, and what finishes more."""
 
-    def __init__(
-        self, cells: Cells, minutes: float, fill: Callable[[Cells, Series, int], None] = fill
-    ) -> None:
-        self.cells, self._fill = cells, fill
-        self._until = time.monotonic() + 60 * minutes
+    def __init__(self, cells: Cells, minutes: float) -> None:
+        self.cells, self._until = cells, time.monotonic() + 60 * minutes
 
     @property
     def out_of_time(self) -> bool:
@@ -249,7 +246,7 @@ class Bench:
             return found
         if self.out_of_time:
             raise OutOfTime
-        self._fill(self.cells, series, tokens)
+        fill(self.cells, series, tokens)
         cell = self.cells.get(key)
         assert cell is not None
         verdict = cell.aborted or ("FITS" if cell.fits else "OOM")

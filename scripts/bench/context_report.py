@@ -278,13 +278,13 @@ def plot_longest(path: Path, cells: Sequence[Cell]) -> None:
             found = {size: _longest(series)[0] for size, series in sorted(rings.items())}
             fitting = [(size * beside, tokens) for size, tokens in found.items() if tokens]
             color, label = f"C{at}", f"{billions:g}B, 8 × {kind}"
-            axes.plot(*zip(*fitting, strict=True), "o-", color=color, label=label)
-            out = [(size * beside, c) for size, series in rings.items() for c in series]
-            out = [(x, c.key.tokens) for x, c in out if c.fits is False]
-            axes.plot([x for x, _ in out], [tokens for _, tokens in out], "x", color=color)
+            cells_of = [(size * beside, c) for size, series in rings.items() for c in series]
+            out = [(x, c.key.tokens) for x, c in cells_of if c.fits is False]
+            axes.plot([x for x, _ in fitting], [y for _, y in fitting], "o-", c=color, label=label)
+            axes.plot([x for x, _ in out], [y for _, y in out], "x", c=color)
             if found.get(1):
                 line = [found[1], 8 * found[1]]
-                axes.plot([beside, 8 * beside], line, "--", color=color, linewidth=0.8)
+                axes.plot([beside, 8 * beside], line, "--", c=color, linewidth=0.8)
         lengths = sorted({cell.key.tokens for cell in select(cells, table="longest")})
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)

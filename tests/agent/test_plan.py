@@ -323,8 +323,10 @@ def test_an_accelerators_compiler_plans(name):
         pytest.skip(f"nothing compiles for {name} here; plan-tpu and plan-gpu would")
     made = plan.plan(run(mesh=MeshConfig(ring=8)), target, explain=True)
     assert made.fits and made.total > made.counted.parameters
-    *rest, _ = made.collectives["collective-permute"]  # of the last there is nothing to hide
+    *rest, last = made.collectives["collective-permute"]
     assert rest and all(each.asynchronous for each in rest)
+    # XLA:GPU waits for the last where it is small, as nothing is left to hide it.
+    assert last.asynchronous or (target.platform, last.message) == ("cuda", 3072)
     assert made.minimum_block and made.minimum_block > made.block
     assert made.buffers
 

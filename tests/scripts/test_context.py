@@ -10,7 +10,7 @@ import pytest
 
 from agent.presets import PRESETS
 from scripts import apart
-from scripts.bench import context, context_report
+from scripts.bench import cells, context, context_report
 from scripts.bench.cells import Bench, Cell, Cells, Key, OutOfTime
 
 GIB = 2**30
@@ -59,21 +59,22 @@ def test_cells_are_kept_as_they_are(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 5, 6])
 @pytest.mark.parametrize("first", range(6))
-def test_the_boundary_is_found_and_nothing_compiled_twice(tmp_path, limit, first):
+def test_the_boundary_is_found_and_nothing_compiled_twice(tmp_path, monkeypatch, limit, first):
     """Sizes 1…6, of which those up to the limit fit."""
     compiled = []
     series = context.memory_series(context.SMALL, "cpu", "bpt", 1)
 
-    def fill(cells, series, tokens):
+    def fill(kept, series, tokens):
         compiled.append(tokens)
         room = dict(available=limit * 4 * GIB)
-        cells.add(dataclasses.replace(cell(tokens, tokens, **room), key=series.key(tokens)))
+        kept.add(dataclasses.replace(cell(tokens, tokens, **room), key=series.key(tokens)))
 
+    monkeypatch.setattr(cells, "fill", fill)
     kept = Cells(tmp_path / "cells.csv")
-    bench, sizes = Bench(kept, 1, fill), [4 * n for n in range(1, 7)]
+    bench, sizes = Bench(kept, 1), [4 * n for n in range(1, 7)]
     assert bench.boundary(series, sizes, first) == limit - 1
     assert len(compiled) == len(set(compiled)) <= abs(first - limit) + 2
-    again = Bench(kept, 0, fill)
+    again = Bench(kept, 0)
     assert again.boundary(series, sizes, first) == limit - 1  # without time to compile
     with pytest.raises(OutOfTime):
         again.cell(series, 400)
@@ -135,6 +136,7 @@ MADE = [
     cell(128_000, 4),
     cell(512_000, 17),
     cell(512_000, 3, memory="ring", ring=8),
+    cell(2**10, 18, table="longest", model="3B"),
     cell(2**15, 9, table="longest", model="7B"),
     cell(2**16, 18, table="longest", model="7B"),
     cell(2**18, 9, table="longest", model="7B", memory="ring", ring=8),
@@ -156,7 +158,8 @@ def test_tables_mark_what_is_out_and_what_is_implied():
     assert rows["ring of 8"] == ["fits"] * 5 + ["3"]
     verdict = context_report.pattern(MADE).splitlines()[-1].split("|")
     assert [each.strip() for each in verdict[3:-1]] == ["out", "in", "in", "out", "in", "no"]
-    row = context_report.longest(MADE).splitlines()[-1].split("|")
+    none, row = (line.split("|") for line in context_report.longest(MADE).splitlines()[-2:])
+    assert [each.strip() for each in none[3:-1]] == ["none", *["–"] * 5]
     assert [each.strip() for each in row[3:-1]] == ["32K", "–", "–", "≥ 256K", "9", "9"]
     # 100 MiB a layer, of which 48 are gradients of 12 · 1024² parameters.
     assert "52 (3.2 bch)" in context_report.layer(MADE)
